@@ -14,6 +14,7 @@ from autoscale.topology_config import TopologyConfig
 from autoscale.types import ENDPOINT
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
+from deployments.actors.prefill_queue import MAX_CALLS, PrefillQueue
 from deployments.actors.start_hosts import HostPool, StartHosts
 from deployments.config import ServiceConfig, StartHostsConfig
 from deployments.endpoint.config import IngressConfig
@@ -53,7 +54,7 @@ def build_graph(
         for group in service.all_groups
         for key in group.pools()
     }
-    actors = [_actor("health_board", HealthBoard, configs=outliers)]
+    actors = [_actor("health_board", HealthBoard, {"configs": outliers}), *_prefill_queues(services)]
     if autoscaled := [service for service in services if service.autoscale is not None]:
         plain = [service.model_dump(mode="json") for service in autoscaled]
         pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}
@@ -66,7 +67,7 @@ def build_graph(
             "start_hosts": hosts,
             "keeps_settings": keeps_settings,
         }
-        actors.append(_actor("coordinator", Coordinator, **arguments))
+        actors.append(_actor("coordinator", Coordinator, arguments))
     return (
         serve.deployment(Ingress)
         .options(
@@ -83,6 +84,23 @@ def build_graph(
         )
         .bind(services=bound, config=ingress)
     )
+
+
+def _prefill_queues(services: Sequence[ServiceConfig]) -> list[DeploymentActorConfig]:
+    """The prefill queue of each group whose prompts wait in one."""
+    return [
+        _actor(
+            f"prefill_queue_{key}",
+            PrefillQueue,
+            {"pool": str(key), "config": service.router.prefill_queue.model_dump(mode="json")},
+            max_calls=MAX_CALLS,
+        )
+        for service in services
+        if service.router.prefill_queue.strategy != "direct"
+        for group in service.groups
+        for key in group.pools()
+        if key.role is Role.PREFILL
+    ]
 
 
 def _host_kind(pool: RoleConfig) -> str:
@@ -130,10 +148,12 @@ def _endpoint_replicas(services: Sequence[ServiceConfig], ingress: IngressConfig
     return {"autoscaling_config": replica_bounds(ingress.replicas, ingress.replicas, min(reports_s))}
 
 
-def _actor(name: str, kind: type, **arguments: Any) -> DeploymentActorConfig:
-    """An actor that Serve starts with the ingress deployment; Serve copies its arguments, which are plain values."""
-    # Each process that follows an actor keeps a call of it open (``watch``).
-    options = {"num_cpus": 0, "max_concurrency": 1000}
+def _actor(name: str, kind: type, arguments: dict[str, Any], *, max_calls: int = 1000) -> DeploymentActorConfig:
+    """An actor that Serve starts with the ingress deployment; Serve copies its arguments, which are plain values.
+
+    ``max_calls``: calls that it answers at a time. Each process that follows an actor keeps one open (``watch``).
+    """
+    options = {"num_cpus": 0, "max_concurrency": max_calls}
     return DeploymentActorConfig(name=name, actor_class=ray.remote(kind), init_kwargs=arguments, actor_options=options)
 
 

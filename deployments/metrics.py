@@ -17,6 +17,12 @@ PREFILL_FAILURES = Counter("tandem_prefill_failures", "Calls of prefill replicas
 REMOTE_PREFILL_S = Histogram(
     "tandem_remote_prefill_seconds", "Time of decode's call of a prefill replica", buckets=_LATENCY_BUCKETS_S
 )
+PREFILL_PLACES = Counter(
+    "tandem_prefill_places", "Prompts that asked the prefill queue for a replica, by the outcome", ["outcome"]
+)
+PREFILL_PLACE_S = Histogram(
+    "tandem_prefill_place_seconds", "Time that a prompt waited in the prefill queue", buckets=_LATENCY_BUCKETS_S
+)
 HANDOFF_S = Histogram(
     "tandem_handoff_seconds",
     "Time from prefill's answer to the first token on decode: KV pull, queueing and one step",

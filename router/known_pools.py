@@ -34,6 +34,11 @@ def count(deployment: str) -> int:
     return max((len(router.routed()) for router in _ROUTERS.get(deployment, [])), default=0)
 
 
+def routed(deployment: str) -> frozenset[str]:
+    """Names of a deployment's replicas that requests go to; empty before this process's first request to it."""
+    return frozenset(name for router in _ROUTERS.get(deployment, []) for name in router.routed())
+
+
 def is_known(deployment: str) -> bool:
     """Whether this process has sent a request to a deployment."""
     return deployment in _ROUTERS

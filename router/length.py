@@ -32,6 +32,7 @@ class PathReason(StrEnum):
     NOT_TRANSFERABLE = "not_transferable"  # KV of such a request cannot be handed over, e.g. with several answers
     AGGREGATED = "aggregated"  # the group has no prefill pool
     PREFILL_FAILED = "prefill_failed"  # no prefill replica computed the prompt
+    NO_CREDIT = "no_credit"  # decode would have had no room for the KV (``router.kv_credit``)
     # Prefill may have freed the KV. The lease, for which prefill keeps it, may have ended before decode extended it.
     KV_LATE = "kv_late"
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ray.serve.exceptions import RayServeException
@@ -88,11 +88,14 @@ class TandemRouter(RequestRouter):
         self._refresh(candidate_replicas)
         routing = _routing(pending_request)
         has_waited = pending_request is not None and time.time() - pending_request.created_at > _EXCLUDED_S
-        ordered = await self._informed(self._permitted(self._pool.order(), routing, has_waited=has_waited))
+        ordered = self._permitted(self._pool.order(), routing, has_waited=has_waited)
+        if routing.preferred is None:  # the queue that has named a replica knows all of them
+            ordered = await self._informed(ordered)
         tried_last = {routing.last_resort, *self._unreached()} - {None}
-        if tried_last or routing.probe is not None:
-            # The sort is stable: the order stays, except that the probe comes first and ``tried_last`` at the end.
-            ordered.sort(key=lambda view: (view.replica_id in tried_last, view.replica_id != routing.probe))
+        tried_first = [name for name in (routing.probe, routing.preferred) if name is not None]
+        if tried_last or tried_first:
+            # The sort is stable: the order stays, but for the replicas that come first or last.
+            ordered.sort(key=lambda view: _rank(view.replica_id, tried_first, tried_last))
         # Replicas that have gone while queues were asked are no candidates any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
@@ -210,6 +213,11 @@ class TandemRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Stop counting the request's tokens. Serve calls this after each attempt, also an unsuccessful one."""
         self._pool.end(replica_id.unique_id, internal_request_id)
+
+
+def _rank(name: str, tried_first: Sequence[str], tried_last: Collection[str | None]) -> tuple[bool, int]:
+    """Sort key of a replica: those that are tried first, the others, and those that are tried last."""
+    return name in tried_last, tried_first.index(name) if name in tried_first else len(tried_first)
 
 
 def _routing(pending: PendingRequest | None) -> Routing:

@@ -30,6 +30,7 @@ class Routing:
     exclude: frozenset[str] = frozenset()  # replicas that the call must not go to, unless it has waited for seconds
     avoid: frozenset[str] = frozenset()  # ejected replicas; the call goes there only if most of the pool is ejected
     probe: str | None = None  # the ejected replica that the call tests; it is tried first
+    preferred: str | None = None  # the replica at which the call has a place; it is tried next
     last_resort: str | None = None  # a replica at which the same request has failed; it is tried last
     choice: Choice = field(default_factory=Choice, compare=False)  # the router writes here what it chose
 

@@ -53,6 +53,7 @@ class EmulatedStats:
         self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests = model.profile.max_running
         self.block_tokens = model.profile.block_tokens
+        self.kv_tokens = model.profile.kv_tokens
         self.prefix_cache_blocks = model.profile.kv_tokens // model.profile.block_tokens
 
     @property

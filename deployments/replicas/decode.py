@@ -25,6 +25,7 @@ from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
 from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
 from deployments.replicas.pd_generate import PDGenerate
+from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.replicas.remote_prefill import RemotePrefill
 from deployments.serve_seam.llm_server import EngineDoor, engine_client
@@ -35,6 +36,7 @@ from router import known_pools
 from router.config import RouterConfig
 from router.ray_coordinator import is_answering
 from router.ray_health import HealthFeed
+from router.ray_prefill_queue import QueueFeed
 
 
 class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
@@ -66,7 +68,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             pulls = PullWatch(client, pull_timeout_s)
             await pulls.start()
             caller = self._prefill_caller(prefill_server, router)
-            remote = RemotePrefill(caller, pulls, router, lease_s=lease_s(llm_config))
+            places = self._prefill_places(prefill_server, router, slo)
+            remote = RemotePrefill(caller, pulls, router, lease_s=lease_s(llm_config), places=places)
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
@@ -86,6 +89,17 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         watch = CallWatch(partial(is_answering, app_name), lambda pool: not known_pools.has_replicas(pool))
         self._watching = asyncio.create_task(watch.run())
         return PoolCaller(prefill_server, "prefill", health=health, watch=watch, is_whole=lambda answer: True)
+
+    def _prefill_places(
+        self, prefill_server: DeploymentHandle, router: RouterConfig, slo: SloConfig
+    ) -> PrefillPlaces | None:
+        """This replica's prompts in the prefill queue; ``None``: its prompts are sent at once."""
+        if router.prefill_queue.strategy == "direct":
+            return None
+        pool = prefill_server.deployment_name
+        feed = QueueFeed(serve.get_replica_context().app_name, pool, self.replica_id)
+        feed.start()
+        return PrefillPlaces(feed, engine_stats(), router.prefill_queue, slo, pool=pool)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's signals, which Serve passes on to the joint policy."""

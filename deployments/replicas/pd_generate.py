@@ -59,6 +59,7 @@ class PDGenerate:
         self._client = client
         self._engine_generate = client.generate
         self._remote = remote
+        self._places = None if remote is None else remote.places
         self._stats = stats
         self._first_tokens = FirstTokens(client)
         stats.on_step = self._first_tokens.update  # the engine's statistics call it after each step
@@ -183,7 +184,8 @@ class PDGenerate:
                 token_ids=generation.ids,
                 cache_salt=generation.prompt.get("cache_salt"),
                 priority=generation.kwargs.get("priority", 0),
-            )
+            ),
+            time.monotonic() if generation.trace.arrived_s is None else generation.trace.arrived_s,
         )
         if isinstance(result, PathReason):
             return PrefillPath.LOCAL, result
@@ -201,6 +203,8 @@ class PDGenerate:
         generation.trace.has_first.set()
         self.local_prefill_tokens -= generation.local_tokens
         generation.local_tokens = 0
+        if self._places is not None:
+            self._places.begin_answer(generation.request_id)
         if generation.pull is not None:
             generation.pull.has_first = True
             handoff_s = time.monotonic() - generation.pull.began_s
@@ -216,6 +220,8 @@ class PDGenerate:
         """Count a prompt whose answer has ended, complete or not."""
         self._first_tokens.remove(generation.request_id, generation.trace.has_first)
         self.local_prefill_tokens -= generation.local_tokens
+        if self._places is not None:
+            self._places.end_answer(generation.request_id)
         if generation.pull is not None:
             generation.pull.has_ended = True
         if generation.ids is not None and generation.output_ids:

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S
+from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.wire.call import Call, CallError, CallFailure, PoolCaller
 from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import PathReason
+from router.ray_prefill_queue import PlaceOutcome
 from router.retry_budget import RetryBudget
 from router.routing import Choice, Routing
 
@@ -41,10 +43,20 @@ class RemotePrefill:
     """The prefill pool of a group, as one decode replica observes it."""
 
     def __init__(
-        self, caller: PoolCaller[PrefillAnswer], pulls: PullWatch, config: RouterConfig, *, lease_s: float
+        self,
+        caller: PoolCaller[PrefillAnswer],
+        pulls: PullWatch,
+        config: RouterConfig,
+        *,
+        lease_s: float,
+        places: PrefillPlaces | None = None,
     ) -> None:
-        """``lease_s``: seconds for which prefill keeps KV that decode does not ask for."""
+        """``lease_s``: seconds for which prefill keeps KV that decode does not ask for.
+
+        ``places``: this replica's prompts in the group's prefill queue; ``None``: prompts are sent at once.
+        """
         self.pulls = pulls
+        self.places = places
         self._caller = caller
         self._config = config
         self._lease_s = lease_s
@@ -57,9 +69,27 @@ class RemotePrefill:
         """Prompt tokens that wait on prefill, by this replica's estimate."""
         return self._backlog.tokens(time.monotonic())
 
-    async def prefill(self, request: PrefillRequest) -> PrefillResult | PathReason:
-        """Where a prompt's KV is, or the reason why decode has to compute the prompt."""
-        result = await self._result(request)
+    async def prefill(self, request: PrefillRequest, arrived_s: float) -> PrefillResult | PathReason:
+        """Where a prompt's KV is, or the reason why decode has to compute the prompt.
+
+        ``arrived_s``: monotonic time of the request's arrival at the endpoint.
+        """
+        if (places := self.places) is None:
+            return await self._prefill(request, arrived_s)
+        if not await places.credit(request.request_id, len(request.token_ids)):
+            return PathReason.NO_CREDIT
+        began_s, answer = time.monotonic(), None
+        try:
+            answer = await self._prefill(request, arrived_s)
+        finally:  # also if the client has disconnected
+            if isinstance(answer, PrefillResult):
+                places.observe_prefill(time.monotonic() - began_s)
+            else:
+                places.withdraw(request.request_id)
+        return answer
+
+    async def _prefill(self, request: PrefillRequest, arrived_s: float) -> PrefillResult | PathReason:
+        result = await self._result(request, arrived_s)
         if result is None:
             return PathReason.PREFILL_FAILED
         if self._is_late(result):
@@ -73,7 +103,7 @@ class RemotePrefill:
         with suppress(Exception):  # this engine has died; the lease on prefill ends by itself
             await self.pulls.release(request_id, kv_transfer_params)
 
-    async def _result(self, request: PrefillRequest) -> PrefillResult | None:
+    async def _result(self, request: PrefillRequest, arrived_s: float) -> PrefillResult | None:
         """The result of one replica, or of a second one if the first fails; ``None``: decode computes the prompt."""
         if self._failures >= _OUTAGE_FAILURES and self._backlog.in_flight_tokens:
             return None  # another prompt tests whether prefill answers again
@@ -94,7 +124,7 @@ class RemotePrefill:
         )
         result = None
         try:
-            result = await self._attempt(replace(request, routing=routing), deadline_s)
+            result = await self._placed_attempt(request, routing, arrived_s, deadline_s)
         finally:  # also if the client has disconnected
             has_no_pull = result is None or result.replica_id != link_probe or self._is_late(result)
             if link_probe is not None and has_no_pull:  # the link was not tested, so the next prompt may test it
@@ -103,7 +133,28 @@ class RemotePrefill:
         if result is None and may_retry and self._retries.take():
             # The router tries the failed replica last, and writes its new choice into the new ``Choice``.
             retry = replace(routing, last_resort=routing.choice.replica_id, probe=None, choice=Choice())
-            result = await self._attempt(replace(request, routing=retry), deadline_s)
+            result = await self._placed_attempt(request, retry, arrived_s, deadline_s)
+        return result
+
+    async def _placed_attempt(
+        self, request: PrefillRequest, routing: Routing, arrived_s: float, deadline_s: float
+    ) -> PrefillResult | None:
+        """The result of the replica that the prefill queue names; Serve's router chooses if it names none."""
+        if self.places is None or routing.probe is not None:  # a probe has its replica already
+            return await self._attempt(replace(request, routing=routing), deadline_s)
+        tokens, result = len(request.token_ids), None
+        self._backlog.sent(tokens)
+        try:
+            place = await self.places.place(tokens, routing, arrived_s=arrived_s, deadline_s=deadline_s)
+        finally:
+            self._backlog.failed(tokens)  # ``_attempt`` counts them again
+        if place.outcome is PlaceOutcome.LATE:
+            return None
+        try:
+            placed = replace(routing, preferred=place.replica_id)
+            result = await self._attempt(replace(request, routing=placed), deadline_s)
+        finally:
+            self.places.end(place, is_computed=result is not None)
         return result
 
     async def _attempt(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:

@@ -51,6 +51,11 @@ class EngineStatsLogger(StatLoggerBase):
         return int(self._cache_config.block_size)
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV that the engine can keep; 0: not known yet."""
+        return int(self._cache_config.num_gpu_blocks or 0) * self.block_tokens
+
+    @property
     def prefix_cache_blocks(self) -> int:
         """KV blocks that may hold prefixes for reuse; 0 if the engine reuses none."""
         return int(self._cache_config.num_gpu_blocks or 0) if self._cache_config.enable_prefix_caching else 0

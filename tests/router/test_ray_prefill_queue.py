@@ -1,0 +1,162 @@
+"""What decode replicas get from the prefill queue, also from one that hangs or is gone; the real actor runs here."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.router.test_ray_health import Handle, until
+
+pytestmark = pytest.mark.ray
+
+TWO = frozenset({"p0", "p1"})
+
+
+def made_queue(strategy: str = "fcfs") -> Any:
+    from deployments.actors.prefill_queue import PrefillQueue
+    from router.config import PrefillQueueConfig
+    from router.prefill_scheduler import PrefillScheduler
+
+    queue = PrefillQueue.__new__(PrefillQueue)  # its announcement needs a cluster
+    queue._scheduler = PrefillScheduler(PrefillQueueConfig.model_validate({"strategy": strategy}))
+    queue._replicas, queue._places, queue._heard_s = frozenset(), {}, {}
+    return queue
+
+
+class Loose(Handle):
+    """Runs calls whose answers nobody awaits, as Ray does."""
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._board, name)
+        return type("Method", (), {"remote": staticmethod(lambda *args: asyncio.ensure_future(method(*args)))})
+
+
+@pytest.fixture(name="announced")
+def _announced(monkeypatch: Any) -> Iterator[list[Any]]:
+    """The queues that have been started; callers find the last one, or none."""
+    import ray
+
+    from deployments.actors import prefill_queue
+    from router import ray_actors, ray_prefill_queue
+
+    queues: list[Any] = [made_queue()]
+    monkeypatch.setattr(ray_actors, "find_actor", lambda key: Loose(queues[-1]) if queues else None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(prefill_queue, "_WATCH_S", 0.05)
+    for module in (ray_prefill_queue, prefill_queue):
+        monkeypatch.setattr(module, "SILENCE_S", 0.3)
+    return queues
+
+
+@pytest.fixture(name="queue")
+def _queue(announced: list[Any]) -> Any:
+    return announced[0]
+
+
+async def feed(announced: list[Any], caller: str = "d0") -> Any:
+    from router.ray_prefill_queue import QueueFeed
+
+    one = QueueFeed("app", "prefill:g0", caller)
+    one.start()
+    await until(lambda: one._queue is not None)
+    return one
+
+
+async def place(one: Any, tokens: int = 1000, timeout_s: float = 30.0, **more: Any) -> Any:
+    known = {"waited_s": 0.0, "objective_s": 1.0, "replicas": TWO, "exclude": frozenset(), **more}
+    return await one.place(tokens, timeout_s=timeout_s, **known)
+
+
+async def test_a_prompt_waits_until_a_replica_has_room_whoever_asks(announced: list[Any]) -> None:
+    one, other = await feed(announced), await feed(announced, "d1")
+    first = await asyncio.gather(*(place(each) for each in (one, other, one, other)))
+    assert sorted(each.replica_id for each in first) == ["p0", "p0", "p1", "p1"]
+    late = asyncio.create_task(place(other))
+    await asyncio.sleep(0.1)
+    assert not late.done()
+    one.end(first[0].prompt_id, is_computed=True)
+    assert (await late).replica_id == first[0].replica_id
+
+
+async def test_a_prompt_without_a_replica_is_told_so_at_once(announced: list[Any]) -> None:
+    from router.ray_prefill_queue import PlaceOutcome
+
+    one = await feed(announced)
+    assert (await place(one, exclude=TWO)).outcome is PlaceOutcome.UNPLACED
+    assert (await place(one, replicas=frozenset())).outcome is PlaceOutcome.UNPLACED
+    assert (await place(one, exclude=frozenset({"p0"}))).replica_id == "p1"
+
+
+async def test_a_queue_with_too_many_prompts_sends_the_next_one_away(announced: list[Any], monkeypatch: Any) -> None:
+    from deployments.actors import prefill_queue
+    from router.ray_prefill_queue import PlaceOutcome
+
+    monkeypatch.setattr(prefill_queue, "MOST_WAITING", 1)
+    one = await feed(announced)
+    for _ in range(4):
+        await place(one)
+    waits = asyncio.create_task(place(one))
+    await asyncio.sleep(0.1)
+    assert (await place(one)).outcome is PlaceOutcome.UNPLACED
+    assert not waits.done()
+    waits.cancel()
+
+
+async def test_a_prompt_whose_client_has_gone_or_that_is_late_waits_no_longer(announced: list[Any], queue: Any) -> None:
+    from router.ray_prefill_queue import PlaceOutcome
+
+    one = await feed(announced)
+    for _ in range(4):
+        await place(one)
+    gone = asyncio.create_task(place(one))
+    await until(lambda: queue._scheduler.waiting == 1)
+    gone.cancel()
+    await until(lambda: queue._scheduler.waiting == 0)
+    assert (await place(one, timeout_s=0.1)).outcome is PlaceOutcome.LATE
+    await until(lambda: queue._scheduler.waiting == 0 and not queue._places)
+
+
+async def test_without_a_queue_and_with_one_that_is_lost_a_prompt_is_sent_at_once(announced: list[Any]) -> None:
+    from router.ray_prefill_queue import PlaceOutcome
+
+    one = await feed(announced)
+    for _ in range(4):
+        await place(one)
+    waits = asyncio.create_task(place(one))
+    await asyncio.sleep(0.05)
+    announced[-1].watch = lambda caller: asyncio.sleep(60.0)  # it hangs
+    assert (await waits).outcome is PlaceOutcome.QUEUE_LOST
+    announced.clear()
+    await until(lambda: one._queue is None)
+    assert (await place(one)).outcome is PlaceOutcome.QUEUE_LOST
+    announced.append(made_queue())  # Serve has started another one
+    await until(lambda: one._queue is not None)
+    assert (await place(one)).outcome is PlaceOutcome.BOUND
+
+
+async def test_a_queue_that_fails_a_call_sends_the_prompt_away(announced: list[Any], queue: Any) -> None:
+    from router.ray_prefill_queue import PlaceOutcome
+
+    async def broken(request: Any) -> str:
+        raise RuntimeError("broken")
+
+    one = await feed(announced)
+    queue.place = broken
+    assert (await place(one)).outcome is PlaceOutcome.QUEUE_LOST
+
+
+async def test_places_of_a_decode_replica_that_is_gone_are_free_after_a_silence(
+    announced: list[Any], queue: Any
+) -> None:
+    one, other = await feed(announced), await feed(announced, "d1")
+    for _ in range(4):
+        await place(one)
+    waits = asyncio.create_task(place(other))
+    dropping = asyncio.create_task(queue._drop_silent())
+    await asyncio.sleep(0.6)
+    assert not waits.done()  # both are heard
+    one._following.cancel()  # its process has died
+    assert (await waits).replica_id in TWO
+    assert set(queue._heard_s) == {"d1"}
+    dropping.cancel()
