@@ -66,6 +66,29 @@ async def test_a_request_names_replicas_that_are_forbidden_and_those_that_it_avo
     for _ in range(20):
         assert (await ranks(names[1:], Routing(avoid=frozenset("a"), probe="b")))[0] == "b"
         assert (await ranks(names, Routing(last_resort="b")))[-1] == "b"
+        assert (await ranks(names, Routing(preferred="c")))[0] == "c"
+        assert (await ranks(names, Routing(preferred="c", probe="b")))[:2] == ["b", "c"]
+        assert (await ranks(names, Routing(preferred="c", last_resort="c")))[-1] == "c"
+    assert "c" not in await ranks(names, Routing(preferred="c", exclude=frozenset("c")))
+
+
+async def test_replicas_are_not_asked_for_their_queues_if_the_request_has_a_place(router: Any) -> None:
+    router.initialize_state(asked_replicas=2)
+    asked: list[str] = []
+    candidates = [replica(name) for name in "ab"]
+    for one in candidates:
+
+        async def get_queue_len(*, deadline_s: float, name: str = one.replica_id.unique_id) -> int:
+            asked.append(name)
+            return 0
+
+        one.get_queue_len = get_queue_len
+    request = pending("1")
+    request.args[0] = SimpleNamespace(routing=Routing(preferred="b"))
+    ranks = await router.choose_replicas(candidates, request)
+    assert [rank[0].replica_id.unique_id for rank in ranks] == ["b", "a"] and not asked
+    await router.choose_replicas(candidates, pending("2"))
+    assert sorted(asked) == ["a", "b"]
 
 
 async def first_choice(router: Any, *replicas: Any) -> str:
