@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -83,6 +83,9 @@ bench-variants: setup ## Simulate every policy on two variants, counted alike an
 
 bench-starts: setup ## Measure the first token of a model at zero: cold, staged, from a start host, asleep (about 25 minutes)
 	@$(VENV)/python -m tests.lab.bench.starts
+
+bench-scheduler: setup ## Simulate the strategies of the prefill queue, and measure a decision (about 10 minutes; ARGS=--live: real engines)
+	@$(VENV)/python -m tests.lab.bench.scheduler $(ARGS)
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m tests.lab.bench.sim
