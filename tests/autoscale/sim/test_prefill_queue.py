@@ -64,7 +64,7 @@ def test_with_edf_a_short_prompt_overtakes_long_ones_that_came_before(make_profi
         prefilled_s = [one.prefilled_s for one in ran(cluster(make_profile(), strategy, slo=slo), requests(*lengths))]
         ends_s = [end_s for end_s in prefilled_s if end_s is not None]
         place[strategy] = sum(end_s < ends_s[-1] for end_s in ends_s)
-    assert place == {"fcfs": 8, "edf": 4}  # with EDF, after the four that are bound
+    assert place["edf"] <= 4 < 7 <= place["fcfs"]  # with EDF, after those of the first four that are not done yet
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
