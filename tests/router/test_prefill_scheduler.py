@@ -156,6 +156,28 @@ def test_a_prompt_that_leaves_is_not_bound_and_its_place_goes_to_another(strateg
     assert scheduler.waiting == 0
 
 
+def entries(scheduler: PrefillScheduler) -> int:
+    """Entries in the largest heap of the queue."""
+    heaps = [each for each in vars(scheduler._order).values() if hasattr(each, "_entries")]
+    return max(len(heap._entries) for heap in heaps)
+
+
+@strategies
+def test_prompts_that_leave_or_are_passed_over_do_not_fill_the_memory(strategy: str) -> None:
+    scheduler = queue(strategy, replicas=2)
+    added(scheduler, *(prompt(str(number)) for number in range(4)))
+    scheduler.add(prompt("picky", tokens=500, exclude=frozenset({"r0"})), 0.0)
+    scheduler.end("0", 0.0)
+    for number in range(1000):
+        scheduler.add(prompt(f"gone {number}", tokens=number + 1), 0.0)
+        scheduler.add(prompt(f"bound {number}", tokens=number + 1), 0.0)
+        scheduler.end(f"gone {number}", 0.0)
+        assert names(scheduler.bind(2.0)) == [f"bound {number}"]  # past the deadline of all
+        scheduler.end(f"bound {number}", 2.0)
+    assert scheduler.waiting == 1
+    assert entries(scheduler) < 100
+
+
 @strategies
 def test_prompts_of_a_lost_replica_are_bound_no_more_and_it_gets_none(strategy: str) -> None:
     scheduler = queue(strategy, replicas=2)
