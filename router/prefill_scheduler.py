@@ -1,23 +1,22 @@
 """Which waiting prompt goes to which prefill replica, and when: the queue of one group (pure).
 
 A prompt is *bound* to a replica only when that replica has room for it, not when it arrives. Until then it may go to
-any replica, and the order of ``router.prefill_order`` holds for all prompts of the group. A replica has room while its
-bound prompts have fewer tokens than the *window*, or while it has fewer than ``_LEAST_PROMPTS``. So no replica is idle
-while a prompt waits that it may compute, and its next prompt is there before its last one ends.
+any replica, and the order of ``router.prefill_order`` holds for all prompts of the group.
+
+An engine computes the prompts that it has at the begin of a step, and they often end together. A next one must be there
+by then, or the engine would be idle until the answers have travelled to decode and the next prompts to the engine. So
+each replica has prompts that it *computes*, and *next* ones; when those that it computes have ended, it computes the
+next ones. It has room while it has no next prompt, or while all of its prompts have fewer tokens than the *window*.
 """
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.config import PrefillQueueConfig
 from router.prefill_load import PrefillLoad
 from router.prefill_order import ORDERS, WaitingPrompt
-
-# Prompts that a replica may have whatever their length. With 1, a replica would be idle after each prompt of more than
-# the window, until the answer has travelled to decode and the next prompt to the replica.
-_LEAST_PROMPTS = 2
 
 
 class Binding(NamedTuple):
@@ -28,11 +27,21 @@ class Binding(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Room:
-    """Prompts that are bound to one replica, and their tokens to compute."""
+class _Replica:
+    """Prompts that are bound to one replica: tokens to compute by name of the prompt."""
 
-    prompts: int = 0
-    tokens: int = 0
+    computed: dict[str, int] = field(default_factory=dict)
+    next: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0  # of both
+
+    def bind(self, prompt_id: str, tokens: int) -> None:
+        self.tokens += tokens
+        (self.next if self.computed else self.computed)[prompt_id] = tokens
+
+    def end(self, prompt_id: str) -> None:
+        self.tokens -= (self.computed if prompt_id in self.computed else self.next).pop(prompt_id)
+        if not self.computed:
+            self.computed, self.next = self.next, {}
 
 
 class PrefillScheduler:
@@ -45,10 +54,10 @@ class PrefillScheduler:
         self._window_tokens = config.window_tokens
         self._numbers = itertools.count()
         self._prompts: dict[str, WaitingPrompt] = {}  # waiting prompts by name
-        self._bound: dict[str, tuple[WaitingPrompt, str, int]] = {}  # prompt, its replica, its tokens to compute there
-        # By replica; the first replica is the one whose last prompt ended longest ago.
-        self._rooms: dict[str, _Room] = {}
-        self._open: dict[str, _Room] = {}  # the replicas with room
+        self._bound: dict[str, tuple[WaitingPrompt, str]] = {}  # bound prompts and their replicas, by name
+        self._replicas: dict[str, _Replica] = {}
+        # The replicas with room; the first one is the one whose last prompt ended longest ago.
+        self._open: dict[str, _Replica] = {}
         self._busy = 0  # number of replicas with prompts
 
     @property
@@ -58,14 +67,14 @@ class PrefillScheduler:
 
     def set_replicas(self, names: Collection[str], now_s: float) -> None:
         """Set the replicas that may get prompts. Prompts of a replica that has gone are bound no more."""
-        self._load.pass_time(self._busy, len(self._rooms), now_s)
-        for name in [name for name in self._rooms if name not in names]:
-            self._busy -= self._rooms.pop(name).prompts > 0
+        self._load.pass_time(self._busy, len(self._replicas), now_s)
+        for name in [name for name in self._replicas if name not in names]:
+            self._busy -= bool(self._replicas.pop(name).computed)
             self._open.pop(name, None)
         for name in names:
-            if name not in self._rooms:
-                self._rooms[name] = self._open[name] = _Room()
-        self._bound = {key: bound for key, bound in self._bound.items() if bound[1] in self._rooms}
+            if name not in self._replicas:
+                self._replicas[name] = self._open[name] = _Replica()
+        self._bound = {key: bound for key, bound in self._bound.items() if bound[1] in self._replicas}
 
     def add(self, prompt: WaitingPrompt, now_s: float) -> None:
         """Let a prompt wait for a replica."""
@@ -75,7 +84,7 @@ class PrefillScheduler:
 
     def has_replica(self, prompt: WaitingPrompt) -> bool:
         """Whether a replica of the group may compute the prompt, now or later."""
-        return any(name not in prompt.exclude for name in self._rooms)
+        return any(name not in prompt.exclude for name in self._replicas)
 
     def bind(self, now_s: float) -> list[Binding]:
         """The prompts that go to a replica now."""
@@ -106,23 +115,21 @@ class PrefillScheduler:
             return
         if (bound := self._bound.pop(prompt_id, None)) is None:
             return
-        _, name, tokens = bound
-        self._load.pass_time(self._busy, len(self._rooms), now_s)
+        name = bound[1]
+        self._load.pass_time(self._busy, len(self._replicas), now_s)
         if is_computed:
             self._load.compute()
-        room = self._rooms.pop(name)
-        self._rooms[name] = room  # now the last one
-        room.prompts -= 1
-        room.tokens -= tokens
-        self._busy -= not room.prompts
+        replica = self._replicas[name]
+        replica.end(prompt_id)
+        self._busy -= not replica.computed
         self._open.pop(name, None)
-        if self._has_room(room):
-            self._open[name] = room
+        if self._has_room(replica):
+            self._open[name] = replica
 
     def drop(self, caller: str, now_s: float) -> list[str]:
         """Remove all prompts of a decode replica that is gone. Returns the names of those that waited."""
         waiting = [name for name, prompt in self._prompts.items() if prompt.caller == caller]
-        bound = [name for name, (prompt, _, _) in self._bound.items() if prompt.caller == caller]
+        bound = [name for name, (prompt, _) in self._bound.items() if prompt.caller == caller]
         for name in (*waiting, *bound):
             self.end(name, now_s, is_computed=False)
         return waiting
@@ -137,16 +144,14 @@ class PrefillScheduler:
 
     def _bind(self, prompt: WaitingPrompt, name: str, now_s: float) -> None:
         del self._prompts[prompt.prompt_id]
-        tokens = max(1, prompt.tokens - prompt.overlap_tokens.get(name, 0))
-        self._bound[prompt.prompt_id] = (prompt, name, tokens)
-        room = self._rooms[name]
-        if not room.prompts:
-            self._load.pass_time(self._busy, len(self._rooms), now_s)
+        self._bound[prompt.prompt_id] = (prompt, name)
+        replica = self._replicas[name]
+        if not replica.computed:
+            self._load.pass_time(self._busy, len(self._replicas), now_s)
             self._busy += 1
-        room.prompts += 1
-        room.tokens += tokens
-        if not self._has_room(room):
+        replica.bind(prompt.prompt_id, max(1, prompt.tokens - prompt.overlap_tokens.get(name, 0)))
+        if not self._has_room(replica):
             self._open.pop(name, None)
 
-    def _has_room(self, room: _Room) -> bool:
-        return room.tokens < self._window_tokens or room.prompts < _LEAST_PROMPTS
+    def _has_room(self, replica: _Replica) -> bool:
+        return not replica.next or replica.tokens < self._window_tokens

@@ -58,8 +58,8 @@ class VirtualPrefillQueue:
         prompt = WaitingPrompt(
             prompt_id=journey.name,
             tokens=tokens,
-            arrived_s=now_s,
-            deadline_s=now_s + self._slo.objective_s(tokens),
+            arrived_s=journey.request.at_s,
+            deadline_s=journey.request.at_s + self._slo.objective_s(tokens),
         )
         self._journeys[journey.name] = journey
         self._scheduler.add(prompt, now_s)

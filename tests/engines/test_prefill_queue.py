@@ -10,7 +10,7 @@ import ray
 
 from router.ray_actors import find_actor
 from router.ray_prefill_queue import queue_key
-from tests.engines.endpoint import WAIT_S, emulated_document, eventually, prompt_ids, total
+from tests.engines.endpoint import WAIT_S, emulated_document, eventually, prompt_ids, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -41,11 +41,18 @@ def places(app: Any, outcome: str) -> float:
     return total(app, "tandem_prefill_places_total", outcome=outcome)
 
 
+def callers(app: Any) -> set[str]:
+    """Decode replicas whose prompts the queue has bound."""
+    counts = samples(app, "tandem_prefill_places_total")
+    return {have["replica"] for have, value in counts if have["outcome"] == "bound" and value}
+
+
 async def test_prompts_of_all_decode_replicas_wait_until_a_prefill_replica_has_room(app: Any) -> None:
     async with aiohttp.ClientSession() as session:
         # The first prompt of a decode replica is sent at once: its router knows no replicas before.
-        while places(app, "bound") < 2:
-            assert await ask(app, session, seed=round(places(app, "unplaced")), input_tokens=300) == 200
+        seed = 0
+        while len(callers(app)) < 2:
+            assert await ask(app, session, seed := seed + 1, input_tokens=300) == 200
         before, sent = places(app, "bound"), total(app, "tandem_prefill_path_total", path="remote")
         asked = [asyncio.create_task(ask(app, session, 100 + number)) for number in range(8)]
         await eventually(lambda: places(app, "bound") - before >= 4, within_s=WAIT_S)
