@@ -14,7 +14,8 @@ from tests.engines.endpoint import WAIT_S, emulated_document, eventually, prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-LONG = 8000  # tokens; an emulated engine takes about 1.7 s for them
+LONG = 2500  # tokens; four of them fit into the KV of a decode replica
+SPEED = 0.2  # an engine takes more than a second for a prompt
 
 
 @pytest.fixture(scope="module", name="app")
@@ -25,6 +26,7 @@ def _app() -> Iterator[Any]:
     args = document["applications"][0]["args"]
     for role in ("prefill", "decode"):
         args["groups"][0][role]["replicas"] = 2
+        args["groups"][0][role]["emulator"]["time_factor"] = SPEED
     args["router"] = {"prefill_queue": {"strategy": "dopd"}}
     with deploy(document) as running:
         yield running
