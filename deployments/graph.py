@@ -92,7 +92,11 @@ def _prefill_queues(services: Sequence[ServiceConfig]) -> list[DeploymentActorCo
         _actor(
             f"prefill_queue_{key}",
             PrefillQueue,
-            {"pool": str(key), "config": service.router.prefill_queue.model_dump(mode="json")},
+            {
+                "pool": str(key),
+                "config": service.router.prefill_queue.model_dump(mode="json"),
+                "lease_s": service.router.prefill_timeout_s,
+            },
             max_calls=MAX_CALLS,
         )
         for service in services

@@ -48,7 +48,7 @@ class LengthConfig(StrictConfig):
 
 
 class PrefillQueueConfig(StrictConfig):
-    """The queue of a group's prompts in front of its prefill replicas (``router.prefill_scheduler``)."""
+    """The queue of a group's prompts in front of its prefill replicas (router/prefill_scheduler.py)."""
 
     strategy: Literal["direct", "fcfs", "edf", "dopd"] = "direct"
     """Order in which prompts wait for a prefill replica. direct: no common queue, each decode replica sends a prompt at

@@ -54,7 +54,8 @@ class PrefillScheduler:
         self._window_tokens = config.window_tokens
         self._numbers = itertools.count()
         self._prompts: dict[str, WaitingPrompt] = {}  # waiting prompts by name
-        self._bound: dict[str, tuple[WaitingPrompt, str]] = {}  # bound prompts and their replicas, by name
+        # Bound prompts with their replicas and the times of their bindings, by name, oldest first.
+        self._bound: dict[str, tuple[WaitingPrompt, str, float]] = {}
         self._replicas: dict[str, _Replica] = {}
         # The replicas with room; the first one is the one whose last prompt ended longest ago.
         self._open: dict[str, _Replica] = {}
@@ -129,10 +130,16 @@ class PrefillScheduler:
     def drop(self, caller: str, now_s: float) -> list[str]:
         """Remove all prompts of a decode replica that is gone. Returns the names of those that waited."""
         waiting = [name for name, prompt in self._prompts.items() if prompt.caller == caller]
-        bound = [name for name, (prompt, _) in self._bound.items() if prompt.caller == caller]
+        bound = [name for name, (prompt, _, _) in self._bound.items() if prompt.caller == caller]
         for name in (*waiting, *bound):
             self.end(name, now_s, is_computed=False)
         return waiting
+
+    def expire(self, lease_s: float, now_s: float) -> None:
+        """End prompts that were bound longer than ``lease_s`` ago, since the report of their end may be lost."""
+        old = list(itertools.takewhile(lambda name: self._bound[name][2] < now_s - lease_s, self._bound))
+        for name in old:
+            self.end(name, now_s, is_computed=False)
 
     def _choose(self, prompt: WaitingPrompt) -> str | None:
         """The replica with room that has the least to compute, this prompt included; ``None``: it may go to none."""
@@ -144,7 +151,7 @@ class PrefillScheduler:
 
     def _bind(self, prompt: WaitingPrompt, name: str, now_s: float) -> None:
         del self._prompts[prompt.prompt_id]
-        self._bound[prompt.prompt_id] = (prompt, name)
+        self._bound[prompt.prompt_id] = (prompt, name, now_s)
         replica = self._replicas[name]
         if not replica.computed:
             self._load.pass_time(self._busy, len(self._replicas), now_s)

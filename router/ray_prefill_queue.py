@@ -74,6 +74,9 @@ class QueueFeed:
         self._queue: Any = None
         self._numbers = itertools.count()
         self._calls: set[asyncio.Task[str | None]] = set()  # calls that wait for a place
+        # The queue of each prompt that waits there or has a place: it must learn of the end, also when it has been
+        # silent, or when another queue has been started.
+        self._queues: dict[str, Any] = {}
 
     def start(self) -> None:
         """Begin to follow the queue, on the running event loop, until the process leaves Ray."""
@@ -92,8 +95,7 @@ class QueueFeed:
     ) -> Place:
         """Wait for a place, at most ``timeout_s``; the other arguments are those of ``PlaceRequest``.
 
-        Call ``end`` with the place's ``prompt_id`` once prefill has answered. If the wait is cancelled, it is called
-        here.
+        Call ``end`` with the place's ``prompt_id`` once prefill has answered.
         """
         prompt_id = f"{self._caller}:{next(self._numbers)}"
         if self._queue is None:
@@ -107,32 +109,37 @@ class QueueFeed:
             replicas=replicas,
             exclude=exclude,
         )
-        call = asyncio.create_task(_answer(self._queue.place.remote(request)))
-        self._calls.add(call)
+        self._queues[prompt_id] = self._queue
+        place = None
         try:
-            await asyncio.wait([call], timeout=timeout_s)
-        except asyncio.CancelledError:  # the client has disconnected
-            self.end(prompt_id, is_computed=False)
-            raise
-        finally:
-            self._calls.discard(call)
-            is_late = not call.done()
-            call.cancel()
-        if is_late:
-            self.end(prompt_id, is_computed=False)
-            return Place(prompt_id=prompt_id, outcome=PlaceOutcome.LATE)
-        if call.cancelled() or (error := call.exception()) is not None:
-            if not call.cancelled():
-                logger.debug("the prefill queue gave no place: %s", error)
-            return Place(prompt_id=prompt_id, outcome=PlaceOutcome.QUEUE_LOST)
-        replica_id = call.result()
-        outcome = PlaceOutcome.UNPLACED if replica_id is None else PlaceOutcome.BOUND
-        return Place(prompt_id=prompt_id, outcome=outcome, replica_id=replica_id)
+            place = await self._ask(self._queue, request, timeout_s)
+        finally:  # also if the client has disconnected
+            if place is None or place.replica_id is None:
+                self.end(prompt_id, is_computed=False)
+        return place
 
     def end(self, prompt_id: str, *, is_computed: bool) -> None:
         """Tell the queue that a prompt needs its place no more; ``is_computed``: prefill has computed it."""
-        if self._queue is not None:
-            self._queue.end.remote(prompt_id, is_computed)
+        if (queue := self._queues.pop(prompt_id, None)) is not None:
+            queue.end.remote(prompt_id, is_computed)
+
+    async def _ask(self, queue: Any, request: PlaceRequest, timeout_s: float) -> Place:
+        call = asyncio.create_task(_answer(queue.place.remote(request)))
+        self._calls.add(call)
+        try:
+            await asyncio.wait([call], timeout=timeout_s)
+            if not call.done():
+                return Place(prompt_id=request.prompt_id, outcome=PlaceOutcome.LATE)
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        if call.cancelled():  # by ``_lose``
+            return Place(prompt_id=request.prompt_id, outcome=PlaceOutcome.QUEUE_LOST)
+        if (error := call.exception()) is not None:
+            logger.debug("the prefill queue gave no place: %s", error)
+            return Place(prompt_id=request.prompt_id, outcome=PlaceOutcome.QUEUE_LOST)
+        outcome = PlaceOutcome.UNPLACED if call.result() is None else PlaceOutcome.BOUND
+        return Place(prompt_id=request.prompt_id, outcome=outcome, replica_id=call.result())
 
     async def _watch(self, queue: Any, version: int) -> int:
         """Tell the queue that this replica is alive, and wait for its answer. Raises TimeoutError: there is none."""

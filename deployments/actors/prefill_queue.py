@@ -7,7 +7,6 @@ bind a window too much to a replica.
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -30,8 +29,13 @@ MAX_CALLS = 2 * MOST_WAITING
 class PrefillQueue:
     """The actor, whose public methods decode replicas call."""
 
-    def __init__(self, *, pool: str, config: Any) -> None:
-        """``pool``: name of the prefill pool's deployment; ``config``: its ``PrefillQueueConfig`` in JSON."""
+    def __init__(self, *, pool: str, config: Any, lease_s: float) -> None:
+        """An empty queue.
+
+        ``pool``: name of the prefill pool's deployment; ``config``: its ``PrefillQueueConfig`` in JSON; ``lease_s``:
+        time, seconds, after which no decode replica waits for a bound prompt any more.
+        """
+        self._lease_s = lease_s
         self._scheduler = PrefillScheduler(PrefillQueueConfig.model_validate(config))
         self._replicas: frozenset[str] = frozenset()
         self._places: dict[str, asyncio.Future[str | None]] = {}  # answers that waiting prompts wait for, by name
@@ -39,7 +43,7 @@ class PrefillQueue:
         key = queue_key(serve.get_deployment_actor_context().app_name, pool)
         name = ray.get_runtime_context().get_actor_name() or ""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(keep_announced(key, name)), loop.create_task(self._drop_silent())]
+        self._tasks = [loop.create_task(keep_announced(key, name)), loop.create_task(self._sweep())]
 
     async def place(self, request: PlaceRequest) -> str | None:
         """The replica that a prompt is bound to, once one has room.
@@ -92,18 +96,18 @@ class PrefillQueue:
         if place is not None and not place.done():
             place.set_result(replica_id)
 
-    async def _drop_silent(self) -> None:
-        """Free the places of decode replicas that are gone, again and again."""
+    async def _sweep(self) -> None:
+        """Free places that no decode replica needs any more, again and again."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            with suppress(Exception):
-                self._drop(time.monotonic())
+            now_s = time.monotonic()
+            self._drop_silent(now_s)
+            self._scheduler.expire(self._lease_s, now_s)
+            self._bind(now_s)
 
-    def _drop(self, now_s: float) -> None:
+    def _drop_silent(self, now_s: float) -> None:
         silent = [caller for caller, heard_s in self._heard_s.items() if now_s - heard_s > SILENCE_S]
         for caller in silent:
             del self._heard_s[caller]
             for prompt_id in self._scheduler.drop(caller, now_s):
                 self._answer(prompt_id, None)
-        if silent:
-            self._bind(now_s)

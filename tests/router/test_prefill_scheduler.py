@@ -201,6 +201,17 @@ def test_a_decode_replica_that_is_gone_frees_all_its_places(strategy: str) -> No
     assert names(scheduler.bind(1.0)) == ["d"]
 
 
+def test_a_prompt_that_was_bound_too_long_ago_is_bound_no_more() -> None:
+    scheduler = queue("fcfs")
+    added(scheduler, prompt("a"), now_s=0.0)
+    added(scheduler, prompt("b"), now_s=5.0)
+    added(scheduler, prompt("c"), now_s=5.0)
+    scheduler.expire(30.0, 30.0)
+    assert scheduler.bind(30.0) == []
+    scheduler.expire(30.0, 31.0)
+    assert names(scheduler.bind(31.0)) == ["c"]
+
+
 def test_a_replica_with_a_part_of_the_prompt_in_its_cache_is_chosen_and_computes_the_rest() -> None:
     scheduler = queue("fcfs", replicas=2)
     scheduler.add(prompt("a", tokens=100), 0.0)

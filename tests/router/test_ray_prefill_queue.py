@@ -20,7 +20,7 @@ def made_queue(strategy: str = "fcfs") -> Any:
 
     queue = PrefillQueue.__new__(PrefillQueue)  # its announcement needs a cluster
     queue._scheduler = PrefillScheduler(PrefillQueueConfig.model_validate({"strategy": strategy}))
-    queue._replicas, queue._places, queue._heard_s = frozenset(), {}, {}
+    queue._replicas, queue._places, queue._heard_s, queue._lease_s = frozenset(), {}, {}, 30.0
     return queue
 
 
@@ -153,10 +153,35 @@ async def test_places_of_a_decode_replica_that_is_gone_are_free_after_a_silence(
     for _ in range(4):
         await place(one)
     waits = asyncio.create_task(place(other))
-    dropping = asyncio.create_task(queue._drop_silent())
+    sweeping = asyncio.create_task(queue._sweep())
     await asyncio.sleep(0.6)
     assert not waits.done()  # both are heard
     one._following.cancel()  # its process has died
     assert (await waits).replica_id in TWO
     assert set(queue._heard_s) == {"d1"}
-    dropping.cancel()
+    sweeping.cancel()
+
+
+async def test_a_place_whose_end_is_never_reported_is_free_after_the_lease(announced: list[Any], queue: Any) -> None:
+    queue._lease_s = 0.5
+    one = await feed(announced)
+    for _ in range(4):
+        await place(one)
+    waits = asyncio.create_task(place(one))
+    sweeping = asyncio.create_task(queue._sweep())
+    assert (await waits).replica_id in TWO
+    sweeping.cancel()
+
+
+async def test_a_queue_that_was_silent_still_learns_that_its_places_are_free(announced: list[Any], queue: Any) -> None:
+    one, watch = await feed(announced), queue.watch
+    held = [await place(one) for _ in range(4)]
+    waits = asyncio.create_task(place(one))
+    await asyncio.sleep(0.05)
+    queue.watch = lambda caller: asyncio.sleep(60.0)
+    await waits
+    for each in held:
+        one.end(each.prompt_id, is_computed=True)
+    queue.watch = watch
+    await until(lambda: not queue._scheduler._bound and not queue._scheduler.waiting)
+    assert not one._queues
