@@ -53,10 +53,10 @@ class PrefillQueueConfig(StrictConfig):
     strategy: Literal["direct", "fcfs", "edf", "dopd"] = "direct"
     """Order in which prompts wait for a prefill replica. direct: no common queue, each decode replica sends a prompt at
     once. fcfs: by arrival. edf: by deadline, which is the arrival plus the TTFT objective. dopd: Algorithm 1 of DOPD,
-    short prompts gather in batches (DECISIONS 258)."""
+    short prompts gather in batches (DECISIONS 254)."""
     window_tokens: int = Field(1024, ge=1)
     """Prompt tokens that a prefill replica may have before further prompts wait in the queue. It may always have one
-    prompt beside those that it computes (DECISIONS 259)."""
+    prompt beside those that it computes (DECISIONS 255)."""
     timeout_frac: float = Field(0.5, gt=0.0, le=1.0)
     """Share of Kingman's mean wait after which short prompts go although they are no whole batch: alpha in Eq. 17 of
     DOPD. Used by dopd alone."""

@@ -11,7 +11,7 @@ from router.prefill_order import WaitingPrompt
 from router.prefill_scheduler import PrefillScheduler
 
 # Time from the end of a prompt on prefill until the next prompt of the queue is there, seconds: the answer to decode,
-# the call of the queue, its answer, the call of the replica (measured live: DECISIONS 259).
+# the call of the queue, its answer, the call of the replica (measured live: DECISIONS 255).
 _BINDING_S = 0.005
 
 
