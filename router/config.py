@@ -68,8 +68,9 @@ class PrefillQueueConfig(StrictConfig):
 class RouterConfig(StrictConfig):
     """How requests find their replicas."""
 
-    policy: Literal["least_tokens", "round_robin"] = "least_tokens"
-    """Order in which the replicas of a pool are tried: fewest queued tokens first, or in turn."""
+    policy: Literal["least_tokens", "round_robin", "prefix"] = "least_tokens"
+    """Order in which the replicas of a pool are tried: fewest queued tokens first; in turn; or fewest tokens to compute
+    first, which are those queued and those of the prompt that a replica does not hold."""
     asked_replicas: int = Field(4, ge=0, le=64)
     """Replicas that each router asks for their queue before it chooses one, if several routers send to the pool
     (DECISIONS 44 and 87). 0: a router relies on its own count."""
@@ -82,4 +83,4 @@ class RouterConfig(StrictConfig):
 
     def asked(self, routers: int) -> int:
         """Replicas of a pool that a router asks for their queue; ``routers``: number of the pool's routers."""
-        return self.asked_replicas if routers > 1 and self.policy == "least_tokens" else 0
+        return 0 if routers < 2 or self.policy == "round_robin" else self.asked_replicas

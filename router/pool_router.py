@@ -2,36 +2,85 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+
+from router.prefix_map import PrefixMap
+from router.prompt_keys import PromptKeys
+from router.session import SessionPlaces
+
+# A replica is overloaded if its queue is longer than this multiple of the pool's mean queue, and ``_SLACK_TOKENS``.
+# Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018: with 1 + 1/4, the expected number
+# of replicas that a request tries is constant.
+_LOAD_FACTOR = 1.25
+# Queue with which no replica is overloaded, prompt tokens.
+_SLACK_TOKENS = 2400
+# Number of the best replicas whose views carry their overlap, for those that explain a choice.
+_EXPLAINED_REPLICAS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """One replica that a router may choose, and its queue as the router knows it."""
+    """One replica that a router may choose.
+
+    Attributes:
+        queued_tokens: its queue as the router knows it.
+        overlap_tokens: leading tokens of the prompt that it holds; 0 too if nobody asked.
+    """
 
     replica_id: str
     queued_tokens: int = 0
+    overlap_tokens: int = 0
 
 
-# Orders replicas, best first. Its arguments: the replicas, the number of orders so far, a source of randomness.
-RoutingPolicy = Callable[[Sequence[ReplicaView], int, random.Random], list[ReplicaView]]
+# Orders replicas, best first. Its arguments: the replicas, the tokens of the prompt that each holds (those without any
+# are left out), the number of orders so far, a source of randomness.
+RoutingPolicy = Callable[[Sequence[ReplicaView], Mapping[str, int], int, random.Random], list[ReplicaView]]
 
 
-def least_tokens(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
+def least_tokens(
+    replicas: Sequence[ReplicaView], overlaps: Mapping[str, int], turn: int, rng: random.Random
+) -> list[ReplicaView]:
     """Fewest queued tokens first. Ties are in random order: otherwise a low load would all go to the first replica."""
     return sorted(replicas, key=lambda replica: (replica.queued_tokens, rng.random()))
 
 
-def round_robin(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
+def round_robin(
+    replicas: Sequence[ReplicaView], overlaps: Mapping[str, int], turn: int, rng: random.Random
+) -> list[ReplicaView]:
     """Each replica in turn, whatever its load."""
     ordered = sorted(replicas, key=lambda replica: replica.replica_id)
     start = turn % len(ordered) if ordered else 0
     return ordered[start:] + ordered[:start]
 
 
+def prefix(
+    replicas: Sequence[ReplicaView], overlaps: Mapping[str, int], turn: int, rng: random.Random
+) -> list[ReplicaView]:
+    """Fewest tokens to compute first: those queued and those of the prompt that the replica does not hold.
+
+    The prompt's length is the same for all, so it is left out. Ties are in random order. What an overloaded replica
+    holds does not count, so a hot prefix spreads.
+    """
+    most_tokens = overload_tokens(replicas)
+    costs = [
+        (view.queued_tokens - overlaps.get(view.replica_id, 0), rng.random(), view)
+        if view.queued_tokens <= most_tokens
+        else (view.queued_tokens, rng.random(), view)
+        for view in replicas
+    ]
+    return [view for _, _, view in sorted(costs)]
+
+
+def overload_tokens(replicas: Sequence[ReplicaView]) -> float:
+    """Longest queue of a replica that is not overloaded, tokens."""
+    mean = sum([view.queued_tokens for view in replicas]) / max(1, len(replicas))
+    return _LOAD_FACTOR * mean + _SLACK_TOKENS
+
+
 # The order in which the replicas of a pool are tried, by ``router.policy``.
-POLICIES: dict[str, RoutingPolicy] = {"least_tokens": least_tokens, "round_robin": round_robin}
+POLICIES: dict[str, RoutingPolicy] = {"least_tokens": least_tokens, "round_robin": round_robin, "prefix": prefix}
 
 
 class PoolRouter:
@@ -42,10 +91,30 @@ class PoolRouter:
     there, the answers are numbers of requests.
     """
 
-    def __init__(self, policy: str, asked_replicas: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        policy: str,
+        asked_replicas: int,
+        rng: random.Random,
+        *,
+        prefixes: PrefixMap | None = None,
+        request_tokens: int | None = None,
+    ) -> None:
+        """A router without replicas.
+
+        Args:
+            policy: a name in ``POLICIES``.
+            asked_replicas: number of replicas that ``ask`` names.
+            rng: breaks ties.
+            prefixes: what the replicas hold; ``None``: that is not known.
+            request_tokens: prompt tokens that one request in a queue is worth, if queues count requests; ``None``:
+                queues count prompt tokens, and a request weighs only those that its replica does not hold.
+        """
+        self.prefixes = prefixes
         self._order = POLICIES[policy]
         self._asked_replicas = asked_replicas
         self._rng = rng
+        self._request_tokens = request_tokens
         self._turn = 0  # number of orders so far
         # Tokens of each attempt in flight, by replica and request: a list, since a request may be sent to a replica
         # again before its first attempt there has ended.
@@ -53,36 +122,62 @@ class PoolRouter:
         self._tokens: Counter[str] = Counter()  # tokens in flight by replica
         self._names: Collection[str] = ()
         self._views: dict[str, ReplicaView] = {}
+        self._places = SessionPlaces()
 
     def set_replicas(self, names: Collection[str]) -> None:
         """Set the replicas that may be routed to; the same collection object again costs nothing."""
         if names is not self._names:
             self._names = names
             self._views = {name: self._view(name) for name in names}
+            self._places.set_replicas(names)
 
-    def order(self) -> list[ReplicaView]:
-        """All replicas, best first, by this router's own count."""
+    def order(self, prompt: PromptKeys | None = None, session: str | None = None) -> list[ReplicaView]:
+        """All replicas, best first, by this router's own count.
+
+        ``prompt``: the prompt of the request. ``session``: its replica comes first, unless it is overloaded. The first
+        few views carry the overlap.
+        """
         self._turn += 1
-        return self._order(list(self._views.values()), self._turn, self._rng)
+        return self._ordered(list(self._views.values()), self._overlaps(prompt), session, self._views)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
-        """Names of the replicas to ask for their queue before one is chosen; a single replica is not asked."""
-        return [view.replica_id for view in ordered[: self._asked_replicas]] if len(ordered) > 1 else []
+        """Names of the replicas to ask for their queue before one is chosen; a single replica is not asked.
 
-    def informed(self, ordered: Sequence[ReplicaView], answers: Mapping[str, int | None]) -> list[ReplicaView]:
+        Half are the best, half have the shortest queues of the others: all replicas that hold a prefix may be busy.
+        """
+        if len(ordered) < 2:
+            return []
+        best = (self._asked_replicas + 1) // 2
+        shortest = nsmallest(self._asked_replicas - best, ordered[best:], key=lambda view: view.queued_tokens)
+        return [view.replica_id for view in (*ordered[:best], *shortest)]
+
+    def informed(
+        self,
+        ordered: Sequence[ReplicaView],
+        answers: Mapping[str, int | None],
+        prompt: PromptKeys | None = None,
+        session: str | None = None,
+    ) -> list[ReplicaView]:
         """The order after the answers: first the replicas that answered, then those not asked, then the silent ones.
 
         ``ordered``: the order that ``ask`` got. ``answers``: queue by replica, ``None`` without answer. A replica's
         queue is its answer, or this router's own tokens if that is more: the answer counts the tokens of every router,
-        but not those that are still on their way.
+        but not those that are still on their way. ``prompt``, ``session``: as in ``order``.
         """
         answered = [self._view(name, answer) for name, answer in answers.items() if answer is not None]
-        not_asked = ordered[len(answers) :]  # the first ones were asked
+        not_asked = [view for view in ordered if view.replica_id not in answers]
         silent = [view for view in ordered if view.replica_id in answers and answers[view.replica_id] is None]
-        return [*self._order(answered, self._turn, self._rng), *not_asked, *silent]
+        names = [view.replica_id for view in ordered]
+        return [*self._ordered(answered, self._overlaps(prompt), session, names), *not_asked, *silent]
 
-    def begin(self, replica_id: str, request_id: str, tokens: int) -> None:
-        """Count a request that goes to a replica."""
+    def begin(
+        self, replica_id: str, request_id: str, tokens: int, prompt: PromptKeys | None = None, now_s: float = 0.0
+    ) -> None:
+        """Count a request that goes to a replica, which will hold its prompt; ``now_s`` never falls."""
+        if self.prefixes is not None and prompt is not None:
+            if self._request_tokens is None:
+                tokens = max(1, tokens - self.prefixes.overlap_of(replica_id, prompt))
+            self.prefixes.sent(replica_id, prompt, now_s)
         self._in_flight.setdefault((replica_id, request_id), []).append(tokens)
         self._add(replica_id, tokens)
 
@@ -95,6 +190,25 @@ class PoolRouter:
         if not tokens:
             del self._in_flight[replica_id, request_id]
 
+    def _ordered(
+        self, views: list[ReplicaView], overlaps: Mapping[str, int], session: str | None, names: Iterable[str]
+    ) -> list[ReplicaView]:
+        """The views in the policy's order, a session's replica among ``names`` before them."""
+        ordered = self._order(views, overlaps, self._turn, self._rng)
+        if session is not None and ordered:
+            place = self._places.replica_of(session, names)
+            most_tokens = overload_tokens(views)
+            first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]
+            if first:
+                ordered = first + [view for view in ordered if view is not first[0]]
+        if overlaps:
+            for index, view in enumerate(ordered[:_EXPLAINED_REPLICAS]):
+                ordered[index] = replace(view, overlap_tokens=overlaps.get(view.replica_id, 0))
+        return ordered
+
+    def _overlaps(self, prompt: PromptKeys | None) -> Mapping[str, int]:
+        return {} if self.prefixes is None or prompt is None else self.prefixes.overlap_tokens(prompt)
+
     def _add(self, replica_id: str, tokens: int) -> None:
         self._tokens[replica_id] += tokens
         if self._tokens[replica_id] <= 0:
@@ -102,5 +216,7 @@ class PoolRouter:
         if replica_id in self._views:
             self._views[replica_id] = self._view(replica_id)
 
-    def _view(self, replica_id: str, answered_tokens: int = 0) -> ReplicaView:
-        return ReplicaView(replica_id=replica_id, queued_tokens=max(self._tokens[replica_id], answered_tokens))
+    def _view(self, replica_id: str, answer: int = 0) -> ReplicaView:
+        """A replica as it is now; ``answer``: its queue as it reported it."""
+        queue = max(self._tokens[replica_id], answer)
+        return ReplicaView(replica_id=replica_id, queued_tokens=queue * (self._request_tokens or 1))

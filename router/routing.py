@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from router.prompt_keys import PromptKeys
+
 
 class Choice:
     """A router's answer to one call, which the router fills in while the call is on its way.
@@ -32,6 +34,8 @@ class Routing:
     probe: str | None = None  # the ejected replica that the call tests; it is tried first
     preferred: str | None = None  # the replica at which the call has a place; it is tried next
     last_resort: str | None = None  # a replica at which the same request has failed; it is tried last
+    prompt: PromptKeys | None = None  # pieces of the prompt, by which its cached prefix is found; None: not known
+    session: str | None = None  # calls of one session go to one replica, unless it is overloaded; None: no session
     choice: Choice = field(default_factory=Choice, compare=False)  # the router writes here what it chose
 
 

@@ -2,13 +2,24 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.pool_router import POLICIES, PoolRouter, ReplicaView, least_tokens, round_robin
+from router.pool_router import (
+    _LOAD_FACTOR,
+    _SLACK_TOKENS,
+    POLICIES,
+    PoolRouter,
+    ReplicaView,
+    least_tokens,
+    round_robin,
+)
+from router.prefix_map import PrefixMap
+from router.prompt_keys import PromptKeys
 
 
 def router(policy: str = "least_tokens", asked_replicas: int = 0) -> PoolRouter:
@@ -125,28 +136,28 @@ VIEWS = st.lists(st.integers(0, 3), max_size=8).map(
 @given(views=VIEWS, turn=st.integers(0, 100), seed=st.integers(0, 1000))
 def test_every_policy_only_reorders_its_input(name: str, views: list[ReplicaView], turn: int, seed: int) -> None:
     before = list(views)
-    ordered = POLICIES[name](views, turn, random.Random(seed))
+    ordered = POLICIES[name](views, {}, turn, random.Random(seed))
     assert views == before
     assert sorted(ordered, key=lambda view: view.replica_id) == before
-    assert POLICIES[name](views, turn, random.Random(seed)) == ordered
+    assert POLICIES[name](views, {}, turn, random.Random(seed)) == ordered
 
 
 @given(views=VIEWS, seed=st.integers(0, 1000))
 def test_fewest_queued_tokens_come_first(views: list[ReplicaView], seed: int) -> None:
-    queued = [view.queued_tokens for view in least_tokens(views, 0, random.Random(seed))]
+    queued = [view.queued_tokens for view in least_tokens(views, {}, 0, random.Random(seed))]
     assert queued == sorted(queued)
 
 
 def test_least_tokens_counts_tokens_and_not_turns(make_replicas: Callable[..., list[ReplicaView]]) -> None:
     rng = random.Random(7)
     for turn in range(20):
-        ordered = least_tokens(make_replicas(300, 0, 20), turn, rng)
+        ordered = least_tokens(make_replicas(300, 0, 20), {}, turn, rng)
         assert [view.replica_id for view in ordered] == ["r1", "r2", "r0"]
 
 
 def test_ties_are_spread(make_replicas: Callable[..., list[ReplicaView]]) -> None:
     rng = random.Random(7)
-    first = Counter(least_tokens(make_replicas(5, 5, 5, 9), turn, rng)[0].replica_id for turn in range(300))
+    first = Counter(least_tokens(make_replicas(5, 5, 5, 9), {}, turn, rng)[0].replica_id for turn in range(300))
     # 100 expected each; 60 is more than four standard deviations (8.2) below.
     assert set(first) == {"r0", "r1", "r2"}
     assert min(first.values()) > 60
@@ -154,10 +165,100 @@ def test_ties_are_spread(make_replicas: Callable[..., list[ReplicaView]]) -> Non
 
 def test_round_robin_visits_each_replica_once_a_round(make_replicas: Callable[..., list[ReplicaView]]) -> None:
     views = make_replicas(9, 0, 4)[::-1]  # neither load nor the order of the candidates matters
-    orders = [[view.replica_id for view in round_robin(views, turn, random.Random(7))] for turn in range(4)]
+    orders = [[view.replica_id for view in round_robin(views, {}, turn, random.Random(7))] for turn in range(4)]
     assert orders == [["r0", "r1", "r2"], ["r1", "r2", "r0"], ["r2", "r0", "r1"], ["r0", "r1", "r2"]]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_no_replica_gives_no_order(name: str) -> None:
-    assert POLICIES[name]([], 3, random.Random(7)) == []
+    assert POLICIES[name]([], {}, 3, random.Random(7)) == []
+
+
+def prompt(*keys: int) -> PromptKeys:
+    """A prompt of pieces of 100 tokens, with 50 tokens after them."""
+    return PromptKeys(keys=keys, piece_tokens=100, tokens=100 * len(keys) + 50)
+
+
+def prefix_router(held: Mapping[str, Sequence[int]], **settings: Any) -> PoolRouter:
+    """A router to ``a``, ``b`` and ``c``, which hold these pieces."""
+    prefixes = PrefixMap(capacity_pieces=1000, sent_s=60.0)
+    for name, keys in held.items():
+        prefixes.store(name, keys)
+    made = PoolRouter("prefix", settings.pop("asked_replicas", 0), random.Random(1), prefixes=prefixes, **settings)
+    made.set_replicas(["a", "b", "c"])
+    return made
+
+
+def test_a_prompt_goes_where_the_fewest_tokens_are_left_to_compute() -> None:
+    pool = prefix_router({"a": [1, 2, 3], "b": [1]})
+    pool.begin("a", "x", 250)
+    pool.begin("c", "y", 70)
+    # To compute besides the prompt's 350 tokens: 250 - 300 at a, 0 - 100 at b, 70 at c.
+    ordered = pool.order(prompt(1, 2, 3))
+    assert [(view.replica_id, view.queued_tokens, view.overlap_tokens) for view in ordered] == [
+        ("b", 0, 100),
+        ("a", 250, 300),
+        ("c", 70, 0),
+    ]
+    pool.end("a", "x")
+    assert names(pool.order(prompt(1, 2, 3))) == ["a", "b", "c"]
+
+
+def test_a_prefix_that_every_replica_holds_does_not_matter() -> None:
+    pool, plain = prefix_router(dict.fromkeys("abc", (1, 2, 3))), prefix_router({})
+    for each in (pool, plain):
+        each.begin("a", "x", 20)
+        each.begin("b", "y", 10)
+        assert names(each.order(prompt(1, 2, 3))) == ["c", "b", "a"]
+
+
+def test_a_request_in_a_queue_of_requests_is_worth_its_tokens() -> None:
+    pool = prefix_router({"a": [1, 2, 3]}, request_tokens=200)
+    pool.begin("a", "x", 1, prompt(1, 2, 3))
+    assert names(pool.order(prompt(1, 2, 3)))[0] == "a"  # 200 - 300
+    pool.begin("a", "y", 1, prompt(1, 2, 3))
+    assert names(pool.order(prompt(1, 2, 3)))[-1] == "a"  # 400 - 300
+    assert tokens_in_flight(pool, "a") == 400
+
+
+def test_a_prompt_weighs_what_its_replica_must_compute_and_is_held_there_from_then_on() -> None:
+    pool = prefix_router({"a": [1]})
+    pool.begin("a", "x", 250, prompt(1, 2))
+    assert tokens_in_flight(pool, "a") == 150
+    pool.end("a", "x")
+    pool.begin("a", "y", 250, prompt(1, 2))
+    assert tokens_in_flight(pool, "a") == 50
+
+
+def test_what_an_overloaded_replica_holds_does_not_count() -> None:
+    pool = prefix_router({"a": range(100)})
+    # The mean is a third of a's queue q: a is overloaded if q > 1.25 q / 3 + slack.
+    limit = round(_SLACK_TOKENS / (1 - _LOAD_FACTOR / 3))
+    pool.begin("a", "x", limit - 5)
+    assert names(pool.order(prompt(*range(100))))[0] == "a"
+    pool.begin("a", "y", 10)
+    assert names(pool.order(prompt(*range(100))))[-1] == "a"
+
+
+def test_half_of_the_asked_replicas_are_the_best_and_half_have_the_shortest_queues() -> None:
+    pool = prefix_router({"a": [1, 2, 3], "b": [1, 2]}, asked_replicas=2)
+    pool.begin("b", "x", 100)
+    ordered = pool.order(prompt(1, 2, 3))
+    assert names(ordered) == ["a", "b", "c"]
+    assert pool.ask(ordered) == ["a", "c"]
+    assert names(pool.informed(ordered, {"a": 200, "c": 0}, prompt(1, 2, 3))) == ["a", "c", "b"]
+    assert names(pool.informed(ordered, {"a": 400, "c": 0}, prompt(1, 2, 3))) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("policy", ["least_tokens", "prefix"])
+def test_a_session_stays_at_its_replica_unless_that_is_overloaded(policy: str) -> None:
+    pool = router(policy, asked_replicas=2)
+    place = pool.order(session="s")[0].replica_id
+    pool.begin(place, "x", _SLACK_TOKENS)
+    assert {pool.order(session="s")[0].replica_id for _ in range(5)} == {place}
+    ordered = pool.order(session="s")
+    answers = dict.fromkeys(pool.ask(ordered), 0)
+    assert pool.informed(ordered, answers, session="s")[0].replica_id == place
+    assert pool.informed(ordered, answers | {place: 100 * _SLACK_TOKENS}, session="s")[0].replica_id != place
+    pool.begin(place, "y", 100 * _SLACK_TOKENS)
+    assert pool.order(session="s")[0].replica_id != place
