@@ -65,6 +65,18 @@ class PrefillQueueConfig(StrictConfig):
     decode computes it. The default is the usual TTFT objective: a prompt that waited longer is late anyway."""
 
 
+class PrefixConfig(StrictConfig):
+    """Settings of the routing policy ``prefix`` (``router.pool_router``)."""
+
+    request_tokens: int = Field(500, ge=1, le=1_000_000)
+    """Prompt tokens that one running request of a decode replica is worth. A replica with one request more is chosen if
+    it holds this number of tokens more. The default is the mean answer, 250 tokens, times 2: one more request lengthens
+    each step by the time of two prompt tokens (DECISIONS 263)."""
+    sent_s: float = Field(120.0, ge=0.0, le=3600.0)
+    """Time, seconds, for which a router takes a replica to hold a prompt that it has sent there, unless the replica's
+    own report says so."""
+
+
 class RouterConfig(StrictConfig):
     """How requests find their replicas."""
 
@@ -77,6 +89,7 @@ class RouterConfig(StrictConfig):
     length: LengthConfig = LengthConfig()
     outlier: OutlierConfig = OutlierConfig()
     prefill_queue: PrefillQueueConfig = PrefillQueueConfig()
+    prefix: PrefixConfig = PrefixConfig()
     prefill_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
     """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
     without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""

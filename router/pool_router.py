@@ -14,8 +14,9 @@ from router.session import SessionPlaces
 # Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018: with 1 + 1/4, the expected number
 # of replicas that a request tries is constant.
 _LOAD_FACTOR = 1.25
-# Queue with which no replica is overloaded, prompt tokens.
-_SLACK_TOKENS = 2400
+# Queue with which no replica is overloaded, prompt tokens: 8 requests of a decode replica by their default worth. They
+# lengthen a step by 4 to 9 % (``configs/profiles`` of 70B models, context of 2,000 tokens; DECISIONS 263).
+_SLACK_TOKENS = 4000
 # Number of the best replicas whose views carry their overlap, for those that explain a choice.
 _EXPLAINED_REPLICAS = 8
 
