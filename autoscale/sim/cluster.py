@@ -1,8 +1,9 @@
 """A virtual cluster: the way of a request through prefill and decode engine models by a virtual clock (pure).
 
 ``router``'s own code decides which replica gets a request, and where its prompt is prefilled. As in a live application,
-the endpoint has one router for each group, and each decode replica has one for its group's prefill pool. A group
-without prefill replicas prefills on its decode replicas. A replica in routing is one that may get new requests.
+each replica of the endpoint has one router for each group, and each decode replica has one for its group's prefill
+pool. A group without prefill replicas prefills on its decode replicas. A replica in routing is one that may get new
+requests.
 """
 
 import random
@@ -18,6 +19,7 @@ from autoscale.sim.clock import Clock
 from autoscale.sim.endpoint import VirtualEndpoint
 from autoscale.sim.journey import Journey
 from autoscale.sim.prefill_queue import VirtualPrefillQueue
+from autoscale.sim.prefix_feed import PrefixFeed, Sight
 from autoscale.sim.replica import VirtualReplica
 from autoscale.slo import SloConfig
 from autoscale.traces.trace import TraceRequest
@@ -29,6 +31,7 @@ from router.config import RouterConfig
 from router.groups import GroupLoad, choose_group
 from router.length import DecodeLoad, PrefillPath, prefill_path
 from router.pool_router import PoolRouter
+from router.prompt_keys import PromptKeys
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,7 @@ class Group:
     """One deployment group.
 
     Attributes:
-        to_decode: the endpoint's router to the group's decode replicas.
+        to_decode: the endpoint's routers to the group's decode replicas; requests go to each in turn.
         uplink: the wire that all transfers of the group share; ``None``: only the replicas' network cards limit them.
         replicas: all replicas that have not gone, by name.
         queue: prompts that wait for a prefill replica; ``None``: each is sent at once.
@@ -45,7 +48,7 @@ class Group:
         load: requests that have not ended, and the prompt tokens of those without a first token.
     """
 
-    to_decode: PoolRouter
+    to_decode: Sequence[PoolRouter]
     uplink: Wire | None
     queue: VirtualPrefillQueue | None
     replicas: dict[str, VirtualReplica] = field(default_factory=dict)
@@ -70,6 +73,7 @@ class VirtualCluster(Clock):
         slo: SloConfig | None = None,
         admission: AdmissionConfig | None = None,
         capacities: Mapping[PoolKey, tuple[float, float]] | None = None,
+        sight: Sight | None = None,
     ) -> None:
         """A cluster without replicas, with the engine of each pool; ``rng`` breaks ties between replicas.
 
@@ -80,6 +84,8 @@ class VirtualCluster(Clock):
         ``admission``: rules of the endpoint; ``None``: every request goes on to the engines at once.
         ``capacities``: standard replicas that a replica of each pool is worth, in its role and for prompts beside it;
         ``None``: all are worth one.
+        ``sight``: number of the endpoint's routers, and what all routers see of the prefixes that replicas have cached;
+        ``None``: as by default.
         """
         super().__init__(self._arrive)
         self._profiles = profiles
@@ -90,13 +96,20 @@ class VirtualCluster(Clock):
         self._link_frac = link_frac
         self._prefix_block_tokens = prefix_block_tokens
         self._slo = slo or SloConfig()
+        sight = sight or Sight()
+        self._feed: PrefixFeed | None = None
+        if router.policy == "prefix" and prefix_block_tokens is not None:
+            self._feed = PrefixFeed(self, sight, router.prefix, prefix_block_tokens)
         self._groups = {
-            key.group: Group(
-                PoolRouter(router.policy, 0, rng),  # the only router to these replicas: it need not ask for queues
+            name: Group(
+                [
+                    self._router(PoolKey(name, Role.DECODE), sight.endpoint_routers)
+                    for _ in range(sight.endpoint_routers)
+                ],
                 uplink=None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s),
-                queue=self._prefill_queue(key.group),
+                queue=self._prefill_queue(name),
             )
-            for key in profiles
+            for name in dict.fromkeys(key.group for key in profiles)
         }
         self._endpoint = (
             None
@@ -124,13 +137,29 @@ class VirtualCluster(Clock):
             EngineModel(profile, self._prefix_block_tokens),
             RequestStats(lambda: self.now_s, self._slo.ttft_share),
             # Two stand for any number of decode replicas above one: each of them routes to the prefill pool.
-            PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
+            self._router(PoolKey(key.group, Role.PREFILL), routers=2),
             Wire(profile.handoff.bytes_per_s * self._link_frac),
             clock=self,
             on_tokens=self._take_tokens,
         )
         self._groups[key.group].replicas[replica_id] = replica
+        if self._feed is not None:
+            self._feed.begin_replica(replica)
         return replica
+
+    def _router(self, key: PoolKey, routers: int) -> PoolRouter:
+        """One of several routers to a pool."""
+        policy, asked = self._config.policy, self._config.asked(routers)
+        if self._feed is None or key not in self._profiles:  # a decode replica of a group without prefill
+            return PoolRouter(policy, asked, self._rng)
+        is_decode = key.role is Role.DECODE
+        return PoolRouter(
+            policy,
+            asked,
+            self._rng,
+            prefixes=self._feed.router_map(key, self._profiles[key]),
+            request_tokens=self._config.prefix.request_tokens if is_decode else None,
+        )
 
     def route(self, key: PoolKey, names: Sequence[str]) -> None:
         """Route a pool's requests to these replicas from now on."""
@@ -140,7 +169,8 @@ class VirtualCluster(Clock):
             if group.queue is not None:
                 group.queue.route(names)
             return
-        group.to_decode.set_replicas(names)
+        for router in group.to_decode:
+            router.set_replicas(names)
         group.decode = names
         if names:
             waiting, group.waiting = group.waiting, []
@@ -170,8 +200,8 @@ class VirtualCluster(Clock):
         Prompts on a prefill replica, and prompts whose KV it still keeps, are computed on their decode replicas.
         """
         replica.die()
+        self._forget(replica)
         group, engine = self._groups[replica.key.group], replica.engine
-        del group.replicas[replica.replica_id]
         if replica.key.role is Role.DECODE:
             for journey in self._journeys.values():
                 if journey.decode is replica:
@@ -232,6 +262,10 @@ class VirtualCluster(Clock):
         # Only whole blocks of a prompt are cached.
         blocks = request.input_tokens // self._prefix_block_tokens if self._prefix_block_tokens else 0
         journey = Journey(len(self._records), request, request.hash_ids[:blocks])
+        if self._feed is not None and self._prefix_block_tokens:
+            journey.prompt = PromptKeys(
+                keys=request.hash_ids[:blocks], piece_tokens=self._prefix_block_tokens, tokens=request.input_tokens
+            )
         self._records.append(None)
         if self._endpoint is None:
             self._admit(self._choose_group(), journey)
@@ -288,11 +322,14 @@ class VirtualCluster(Clock):
 
     def _enter(self, group: Group, journey: Journey) -> None:
         """Route a request to a decode replica, and decide where its prompt is prefilled."""
-        best, request = group.to_decode.order()[0], journey.request
-        decode = group.replicas[best.replica_id]
+        # Each router gets requests in turn.
+        journey.to_decode = group.to_decode[journey.number % len(group.to_decode)]
+        decode = self._route(journey, journey.to_decode, group.replicas, lambda replica: replica.ongoing_requests)
+        request = journey.request
         journey.decode = decode
         journey.timer = decode.requests.begin(request.at_s, request.input_tokens, is_streamed=True)
-        group.to_decode.begin(decode.replica_id, journey.name, 1)  # among decode replicas every request weighs the same
+        # Among decode replicas every request weighs the same.
+        journey.to_decode.begin(decode.replica_id, journey.name, 1, journey.prompt, self.now_s)
         decode.ongoing_requests += 1
         decode.settle()  # ``_path`` reads the engine's state
         if group.prefill and self._path(journey) is PrefillPath.REMOTE:
@@ -328,23 +365,25 @@ class VirtualCluster(Clock):
         journey.decode.backlog.sent(journey.request.input_tokens)
         if group.queue is None:
             self._prefill_on(group, journey, self._prefill_replica(group, journey))
-        else:
-            group.queue.add(journey)
+            return
+        prefixes, prompt = journey.decode.to_prefill.prefixes, journey.prompt
+        overlaps = {} if prefixes is None or prompt is None else prefixes.overlap_tokens(prompt)
+        group.queue.add(journey, overlaps)
 
     def _prefill_replica(self, group: Group, journey: Journey) -> str:
         """The replica to which a decode replica sends a prompt at once."""
         router = journey.decode.to_prefill
         router.set_replicas(group.prefill)
-        ordered = router.order()
-        if polled := router.ask(ordered):
-            queues = {name: group.replicas[name].engine.queued_prefill_tokens for name in polled}
-            ordered = router.informed(ordered, queues)
-        return ordered[0].replica_id
+        return self._route(
+            journey, router, group.replicas, lambda replica: replica.engine.queued_prefill_tokens
+        ).replica_id
 
     def _prefill_on(self, group: Group, journey: Journey, replica_id: str) -> None:
         prefill = group.replicas[replica_id]
         prefill.ongoing_requests += 1
-        journey.decode.to_prefill.begin(replica_id, journey.name, journey.request.input_tokens)
+        journey.decode.to_prefill.begin(
+            replica_id, journey.name, journey.request.input_tokens, journey.prompt, self.now_s
+        )
         request = journey.model_request(Role.PREFILL)
         self._journeys[request] = journey
         prefill.engine.add(request)
@@ -367,6 +406,32 @@ class VirtualCluster(Clock):
         """Let decode compute a prompt that no prefill replica has computed."""
         journey.decode.backlog.failed(journey.request.input_tokens)
         self._prefill_locally(journey)
+
+    def _route(
+        self,
+        journey: Journey,
+        router: PoolRouter,
+        replicas: Mapping[str, VirtualReplica],
+        queue: Callable[[VirtualReplica], int],
+    ) -> VirtualReplica:
+        """The replica that a router chooses for a request; ``queue``: what a replica answers if it is asked."""
+        ordered = router.order(journey.prompt)
+        if polled := router.ask(ordered):
+            queues = {name: queue(replicas[name]) for name in polled}
+            ordered = router.informed(ordered, queues, journey.prompt)
+        chosen = replicas[ordered[0].replica_id]
+        journey.expected_tokens[chosen.key.role] = ordered[0].overlap_tokens
+        return chosen
+
+    def _note_found(self, journey: Journey, router: PoolRouter, replica: VirtualReplica, found_tokens: int) -> None:
+        """Tell a router how much of a prompt a replica had in its cache."""
+        if router.prefixes is not None and journey.prompt is not None:
+            router.prefixes.found(
+                replica.replica_id,
+                journey.prompt,
+                expected_tokens=journey.expected_tokens[replica.key.role],
+                found_tokens=found_tokens,
+            )
 
     def _decode(self, journey: Journey, kv_ready_s: float | None) -> None:
         """Put a request into its decode engine.
@@ -410,7 +475,10 @@ class VirtualCluster(Clock):
         journey.prefilled_s = self.now_s
         journey.kv_source = prefill
         # Blocks that decode's prefix cache has are not pulled.
-        pulled_tokens = max(1, tokens - decode.engine.prefixes.leading_tokens(journey.block_hashes))
+        held_tokens = decode.engine.prefixes.leading_tokens(journey.block_hashes)
+        self._note_found(journey, journey.to_decode, decode, held_tokens)
+        self._note_found(journey, decode.to_prefill, prefill, journey.engine_requests[Role.PREFILL].cached_tokens)
+        pulled_tokens = max(1, tokens - held_tokens)
         # The pull begins now, even if decode has no room yet. So a full decode replica holds back prefill less than it
         # does live.
         ready_s = self._kv_arrival_s(pulled_tokens, prefill, decode)
@@ -447,6 +515,8 @@ class VirtualCluster(Clock):
         self._groups[decode.key.group].load.prompt_tokens -= journey.request.input_tokens
         decode.local_prefill_tokens -= journey.local_tokens
         journey.timer.add_tokens(1, first_s)
+        if journey.prefilled_s is None:
+            self._note_found(journey, journey.to_decode, decode, journey.engine_requests[Role.DECODE].cached_tokens)
         if self._endpoint is not None:
             self._endpoint.note_first_token(journey)
         if journey.prefilled_s is not None:
@@ -476,7 +546,7 @@ class VirtualCluster(Clock):
     def _end(self, journey: Journey) -> Group:
         """Remove a request from the load of its decode replica and of its group, which is returned."""
         group = self._groups[journey.decode.key.group]
-        group.to_decode.end(journey.decode.replica_id, journey.name)
+        journey.to_decode.end(journey.decode.replica_id, journey.name)
         group.load.requests -= 1
         if self._endpoint is not None:
             self._endpoint.leave(journey)
@@ -486,5 +556,13 @@ class VirtualCluster(Clock):
         """Let a draining replica go when it is empty."""
         if replica.on_empty is not None and replica.is_empty:
             on_empty, replica.on_empty = replica.on_empty, None
-            del self._groups[replica.key.group].replicas[replica.replica_id]
+            self._forget(replica)
             on_empty()
+
+    def _forget(self, replica: VirtualReplica) -> None:
+        """Remove a replica that has gone."""
+        del self._groups[replica.key.group].replicas[replica.replica_id]
+        if self._feed is not None:
+            self._feed.end_replica(replica)
+            if replica.to_prefill.prefixes is not None:
+                self._feed.end_map(PoolKey(replica.key.group, Role.PREFILL), replica.to_prefill.prefixes)

@@ -9,6 +9,8 @@ from autoscale.report import RequestRecord
 from autoscale.sim.replica import VirtualReplica
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
+from router.pool_router import PoolRouter
+from router.prompt_keys import PromptKeys
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +20,9 @@ class Journey:
     Attributes:
         number: its place among all arrivals, from 0.
         block_hashes: hashes of the prompt's full blocks.
+        prompt: these as keys for routers; ``None``: routers do not route by them.
+        to_decode: the endpoint's router that has it.
+        expected_tokens: cached tokens that the router to the replica of each role expected there.
         decode: its decode replica, once it has one.
         timer: counts its tokens and their times for the decode replica's report.
         local_tokens: prompt tokens that the decode replica computes by itself.
@@ -31,6 +36,9 @@ class Journey:
     number: int
     request: TraceRequest
     block_hashes: Sequence[int]
+    prompt: PromptKeys | None = None
+    to_decode: PoolRouter = field(init=False)
+    expected_tokens: dict[Role, int] = field(default_factory=dict)
     decode: VirtualReplica = field(init=False)
     timer: RequestTimer = field(init=False)
     local_tokens: int = 0

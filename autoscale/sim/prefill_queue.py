@@ -1,11 +1,12 @@
 """The queue of one group's prompts in front of its prefill replicas, by a virtual clock (pure)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autoscale.sim.clock import Clock
 from autoscale.sim.journey import Journey
 from autoscale.sim.replica import VirtualReplica
 from autoscale.slo import SloConfig
+from kvtransfer.topology import Role
 from router.config import PrefillQueueConfig
 from router.prefill_order import WaitingPrompt
 from router.prefill_scheduler import PrefillScheduler
@@ -52,8 +53,8 @@ class VirtualPrefillQueue:
                 self._on_leave(journey)
         self._bind()
 
-    def add(self, journey: Journey) -> None:
-        """Let the prompt of a request wait for a replica."""
+    def add(self, journey: Journey, overlap_tokens: Mapping[str, int]) -> None:
+        """Let the prompt of a request wait for a replica; ``overlap_tokens``: cached tokens of it, by replica."""
         now_s, tokens = self._clock.now_s, journey.request.input_tokens
         prompt = WaitingPrompt(
             prompt_id=journey.name,
@@ -87,4 +88,6 @@ class VirtualPrefillQueue:
 
     def _bind(self) -> None:
         for prompt, replica_id in self._scheduler.bind(self._clock.now_s):
-            self._on_bind(self._journeys.pop(prompt.prompt_id), replica_id)
+            journey = self._journeys.pop(prompt.prompt_id)
+            journey.expected_tokens[Role.PREFILL] = prompt.overlap_tokens.get(replica_id, 0)
+            self._on_bind(journey, replica_id)
