@@ -35,7 +35,7 @@ class EngineModel:
         self.running: dict[ModelRequest, None] = {}
         self._prefilling: dict[ModelRequest, None] = {}
         self.queued_prefill_tokens = 0  # tokens that waiting and prefilling requests must still compute
-        self._used_tokens = 0  # KV that requests occupy, in whole blocks
+        self._used_tokens = 0  # KV that requests occupy, in whole blocks, as if none shared any
         self.prefixes = PrefixCache(prefix_block_tokens or profile.block_tokens)
         self._step = 0  # number of steps with decoding requests so far
         # Requests that decode: their number, the tokens of their KV, and their number by phase at step 0. With each
@@ -53,7 +53,12 @@ class EngineModel:
     @property
     def kv_usage_frac(self) -> float:
         """Share of the KV that requests occupy, without prefixes that are only cached."""
-        return self._used_tokens / self.profile.kv_tokens
+        return self._occupied_tokens / self.profile.kv_tokens
+
+    @property
+    def _occupied_tokens(self) -> int:
+        """KV that requests occupy; cached blocks that several of them hold count once."""
+        return self._used_tokens - self.prefixes.shared_tokens
 
     def add(self, request: ModelRequest) -> None:
         """Take in a request; a ValueError if it can never fit the engine's KV."""
@@ -78,8 +83,8 @@ class EngineModel:
 
     def release(self, request: ModelRequest) -> None:
         """Free the KV that a request reserves before it decodes, or keeps after its end."""
-        self._used_tokens -= request.reserved_tokens
-        request.reserved_tokens = 0
+        self._unreserve(request)
+        self._release_blocks(request)
 
     def next_ready_s(self) -> float | None:
         """When the next KV arrives from another engine; ``None``: no request waits for KV."""
@@ -95,7 +100,7 @@ class EngineModel:
         Requests may be preempted and admitted here; ``apply`` lets them compute.
         """
         # If the next step takes more KV than is free, preempt the requests that were admitted last.
-        while self._due_tokens() > self.profile.kv_tokens - self._used_tokens:
+        while self._due_tokens() > self.profile.kv_tokens - self._occupied_tokens:
             self._preempt(next(reversed(self.running)))
         if self.deferred:
             self._admit_deferred(now_s)
@@ -204,10 +209,10 @@ class EngineModel:
         while self.waiting and budget > 0 and len(self.running) < self.profile.max_running:
             request = self.waiting[0]
             needed = self._in_blocks(request.input_tokens + request.produced_tokens + 1)
-            # The last prompt token is always computed: its logits give the first output token.
-            cached = min(self.prefixes.use(request.block_hashes), request.input_tokens - 1)
-            if not self._has_room(needed):
+            if not self._has_room(needed - self.prefixes.leading_held_tokens(request.block_hashes)):
                 break
+            # The last prompt token is always computed: its logits give the first output token.
+            cached = min(self._hold_cached(request), request.input_tokens - 1)
             self.waiting.popleft()
             request.cached_tokens = request.computed_tokens = cached
             self.counters.cached_tokens += cached
@@ -226,9 +231,11 @@ class EngineModel:
         ready.sort(key=lambda r: r.kv_ready_s or 0.0)
         for request in ready:
             needed = self._in_blocks(request.input_tokens + 1)
-            if len(self.running) >= self.profile.max_running or not self._has_room(needed):
+            held_tokens = self.prefixes.leading_held_tokens(request.block_hashes)
+            if len(self.running) >= self.profile.max_running or not self._has_room(needed - held_tokens):
                 return
             self.deferred.remove(request)
+            self._hold_cached(request)
             self.running[request] = None
             # The last prompt token is computed again, as in a decode step, for its logits.
             request.cached_tokens = request.computed_tokens = request.input_tokens - 1
@@ -239,7 +246,7 @@ class EngineModel:
     def _start_decoding(self, request: ModelRequest) -> None:
         """Let a request decode from the next step on."""
         computed = request.computed_tokens
-        self.release(request)
+        self._unreserve(request)
         self._used_tokens += self._in_blocks(computed)
         self._evict()
         # While the request decodes, both are stored as their value at step 0: see ``ModelRequest.ends_at_step``.
@@ -272,6 +279,7 @@ class EngineModel:
             last_step, _, request = heappop(ends)
             if request.ends_at_step == last_step:
                 self._stop_decoding(request)
+                self._release_blocks(request)
                 del self.running[request]
                 ended.append(request)
         return ended
@@ -282,7 +290,7 @@ class EngineModel:
         Without this reserve, admission would depend on the number of steps that are planned at once.
         """
         most_in_a_step = max(self._by_phase) * self.profile.block_tokens
-        return tokens + most_in_a_step <= self.profile.kv_tokens - self._used_tokens
+        return tokens + most_in_a_step <= self.profile.kv_tokens - self._occupied_tokens
 
     def _due_tokens(self, after_steps: int = 0) -> int:
         """KV tokens that the step ``after_steps`` from now takes: each request with full blocks gets another block."""
@@ -293,7 +301,7 @@ class EngineModel:
     def _steps_with_room(self, most_steps: int) -> int:
         """Number of steps for which the free KV suffices, at most ``most_steps``."""
         block = self.profile.block_tokens
-        free = self.profile.kv_tokens - self._used_tokens
+        free = self.profile.kv_tokens - self._occupied_tokens
         # In a cycle of ``block`` steps each request takes one block: whole cycles first, then single steps.
         cycle_tokens = self._decoding * block
         if (most_steps // block + 1) * cycle_tokens <= free:
@@ -327,13 +335,32 @@ class EngineModel:
             self._evict()
 
     def _cache(self, request: ModelRequest) -> None:
-        """Put a computed prompt into the prefix cache."""
-        self.prefixes.remember(request.block_hashes)
+        """Put a computed prompt into the prefix cache; its request holds it."""
+        self.prefixes.hold(request.block_hashes[len(request.held_hashes) :])
+        request.held_hashes = request.block_hashes
+        self._evict()
+
+    def _hold_cached(self, request: ModelRequest) -> int:
+        """Let a request hold the blocks of its prompt that are cached; returns their tokens."""
+        tokens = self.prefixes.leading_tokens(request.block_hashes)
+        request.held_hashes = request.block_hashes[: tokens // self.prefixes.block_tokens]
+        self.prefixes.hold(request.held_hashes)
+        return tokens
+
+    def _unreserve(self, request: ModelRequest) -> None:
+        """Free the KV that a request reserves, without the blocks that it holds in the prefix cache."""
+        self._used_tokens -= request.reserved_tokens
+        request.reserved_tokens = 0
+
+    def _release_blocks(self, request: ModelRequest) -> None:
+        """Let a request hold no blocks in the prefix cache; they stay there while there is room."""
+        self.prefixes.release(request.held_hashes)
+        request.held_hashes = ()
         self._evict()
 
     def _evict(self) -> None:
         """Shrink the prefix cache to the KV that no request occupies."""
-        self.prefixes.shrink_to(self.profile.kv_tokens - self._used_tokens)
+        self.prefixes.shrink_to(self.profile.kv_tokens - self._occupied_tokens)
 
     def _in_blocks(self, tokens: int) -> int:
         """Tokens rounded up to whole blocks."""
@@ -354,6 +381,7 @@ class EngineModel:
         del self.running[request]
         if request.ends_at_step is not None:
             self._stop_decoding(request)
+            self._release_blocks(request)
             if request in self._without_token:
                 self._without_token.remove(request)
             return

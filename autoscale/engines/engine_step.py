@@ -23,6 +23,7 @@ class ModelRequest:
         computed_tokens: tokens whose KV is in this engine. While the request decodes, see ``ends_at_step``.
         produced_tokens: output tokens so far. While the request decodes, see ``ends_at_step``.
         reserved_tokens: tokens of KV that it occupies before it decodes, or keeps after its end.
+        held_hashes: blocks of its prompt that it holds in the prefix cache.
         ends_at_step: number of the engine's step that gives it its last token; ``None``: it does not decode. While it
             decodes, the engine's present step number is subtracted from ``computed_tokens`` and ``produced_tokens``.
             Both grow by one with each step, so the differences stay constant, and a step changes no request.
@@ -38,6 +39,7 @@ class ModelRequest:
     computed_tokens: int = 0
     produced_tokens: int = 0
     reserved_tokens: int = 0
+    held_hashes: Sequence[int] = ()
     ends_at_step: int | None = None
 
     @property

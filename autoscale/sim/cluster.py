@@ -421,6 +421,8 @@ class VirtualCluster(Clock):
             ordered = router.informed(ordered, queues, journey.prompt)
         chosen = replicas[ordered[0].replica_id]
         journey.expected_tokens[chosen.key.role] = ordered[0].overlap_tokens
+        if self._feed is not None and journey.prompt is not None:
+            self._feed.accept(chosen, journey.prompt)
         return chosen
 
     def _note_found(self, journey: Journey, router: PoolRouter, replica: VirtualReplica, found_tokens: int) -> None:

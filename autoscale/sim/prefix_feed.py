@@ -9,6 +9,7 @@ from autoscale.sim.replica import VirtualReplica
 from autoscale.types import PoolKey
 from router.config import PrefixConfig
 from router.prefix_map import PrefixMap
+from router.prompt_keys import PromptKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,9 @@ class Sight:
 
     Attributes:
         endpoint_routers: routers that share the endpoint's requests, each of which gets them in turn.
-        report_delay_s: time after which replicas' reports of what they store and remove are at the routers, seconds;
-            ``None``: there are no reports, and a router knows only what it has sent.
+        report_delay_s: time after which replicas' reports are at the routers, seconds: of the prompts that they have
+            accepted, and of the blocks that they store and remove. ``None``: there are no reports, and a router knows
+            only what it has sent.
         is_shared: whether all routers to a pool know what any of them has sent. No live router does; with a delay of 0
             they then are an oracle.
     """
@@ -74,6 +76,11 @@ class PrefixFeed:
         for each in pool.maps:
             each.clear(replica.replica_id)
 
+    def accept(self, replica: VirtualReplica, prompt: PromptKeys) -> None:
+        """A replica has accepted a prompt; its report of it is no news for the router that sent it."""
+        if self._sight.report_delay_s and not self._sight.is_shared:
+            self._clock.at(self._clock.now_s + self._sight.report_delay_s, self._report_accepted, replica, prompt)
+
     def maps(self, key: PoolKey) -> Sequence[PrefixMap]:
         """The maps of all routers to a pool that have not gone."""
         return self._pools[key].maps if key in self._pools else ()
@@ -91,3 +98,9 @@ class PrefixFeed:
             for each in pool.maps:
                 each.store(replica.replica_id, stored)
                 each.remove(replica.replica_id, removed)
+
+    def _report_accepted(self, replica: VirtualReplica, prompt: PromptKeys) -> None:
+        pool = self._pools[replica.key]
+        if replica.replica_id in pool.replicas:
+            for each in pool.maps:
+                each.sent(replica.replica_id, prompt, self._clock.now_s)

@@ -92,7 +92,25 @@ def test_the_cache_gives_way_to_requests(make_profile: MakeProfile) -> None:
     engine.add(ModelRequest("b", 80, 1, block_hashes=(9,)))
     run(engine)
     engine.add(ModelRequest("c", 40, 1, block_hashes=(1, 2, 3, 4)))
-    assert run(engine) == [(0.05, "c")]  # all forty: the oldest block was dropped first, and the other blocks need it
+    assert run(engine) == [(0.04, "c")]  # the last blocks were dropped first, and thirty tokens are computed again
+
+
+def test_requests_that_share_a_prefix_need_its_kv_once(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(kv_tokens=150))
+    engine.add(ModelRequest("a", 90, 50, block_hashes=range(8)))
+    first = engine.plan(0.0)
+    assert first is not None
+    engine.apply(first)
+    engine.add(ModelRequest("b", 90, 10, block_hashes=range(8)))
+    engine.add(ModelRequest("c", 90, 10, block_hashes=range(20, 28)))
+    engine.plan(0.1)
+    assert [request.request_id for request in engine.running] == ["a", "b"]
+    assert engine.kv_usage_frac == (90 + 100 - 80) / 150
+    (a, b) = engine.running
+    engine.abort(a)
+    assert engine.kv_usage_frac == 100 / 150
+    engine.abort(b)
+    assert (engine.kv_usage_frac, engine.prefixes.leading_tokens(range(8))) == (0.0, 80)
 
 
 def test_kv_from_elsewhere_is_waited_for_and_saves_the_prompt(make_profile: MakeProfile) -> None:
