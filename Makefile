@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -86,6 +86,9 @@ bench-starts: setup ## Measure the first token of a model at zero: cold, staged,
 
 bench-scheduler: setup ## Simulate the strategies of the prefill queue, and measure a decision (about 10 minutes; ARGS=--live: real engines)
 	@$(VENV)/python -m tests.lab.bench.scheduler $(ARGS)
+
+bench-prefix: setup ## Simulate routing by prefixes on the conversation trace in TRACES=folder, and time it (about 5 minutes)
+	@$(VENV)/python -m tests.lab.bench.prefix $(TRACES)
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m tests.lab.bench.sim

@@ -10,12 +10,12 @@ from router.prefix_map import PrefixMap
 from router.prompt_keys import PromptKeys
 from router.session import SessionPlaces
 
-# A replica is overloaded if its queue is longer than this multiple of the pool's mean queue, and ``_SLACK_TOKENS``.
-# Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018: with 1 + 1/4, the expected number
-# of replicas that a request tries is constant.
+# A replica is overloaded if its queue is longer than this multiple of the pool's mean queue, plus ``_SLACK_TOKENS``.
+# The idea: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018. The factor is that of
+# brpc's load balancer (apache/brpc, -chash_bounded_load_factor).
 _LOAD_FACTOR = 1.25
-# Queue with which no replica is overloaded, prompt tokens: 8 requests of a decode replica by their default worth. They
-# lengthen a step by 4 to 9 % (``configs/profiles`` of 70B models, context of 2,000 tokens; DECISIONS 263).
+# Queue with which no replica is overloaded, prompt tokens. In simulations of one hot tenant, a tenth of it costs TTFT,
+# and more than it changes nothing (DECISIONS 264).
 _SLACK_TOKENS = 4000
 # Number of the best replicas whose views carry their overlap, for those that explain a choice.
 _EXPLAINED_REPLICAS = 8

@@ -31,6 +31,7 @@ from router.config import RouterConfig
 from router.groups import GroupLoad, choose_group
 from router.length import DecodeLoad, PrefillPath, prefill_path
 from router.pool_router import PoolRouter
+from router.prefix_map import PrefixMap
 from router.prompt_keys import PromptKeys
 
 
@@ -146,6 +147,14 @@ class VirtualCluster(Clock):
         if self._feed is not None:
             self._feed.begin_replica(replica)
         return replica
+
+    def replica(self, key: PoolKey, replica_id: str) -> VirtualReplica:
+        """A replica that has not gone. Raises KeyError: there is none of this name."""
+        return self._groups[key.group].replicas[replica_id]
+
+    def prefix_maps(self, key: PoolKey) -> Sequence[PrefixMap]:
+        """What each router to a pool knows of its replicas' prefixes; empty: they do not route by prefixes."""
+        return () if self._feed is None else self._feed.maps(key)
 
     def _router(self, key: PoolKey, routers: int) -> PoolRouter:
         """One of several routers to a pool."""
