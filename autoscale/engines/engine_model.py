@@ -134,7 +134,7 @@ class EngineModel:
             counters.decode_steps_kv_tokens += done * context_tokens + decoding * (done * (done - 1) // 2)
         first, self._without_token = self._without_token, []
         for request in first:
-            self._cache(request)
+            self._cache(request, len(request.block_hashes))
         self._grow(done)
         ended = self._pop_ended()
         # The chunks come last: a request whose prompt ends in this step decodes from the next step on.
@@ -160,10 +160,10 @@ class EngineModel:
             counters.prefill_tokens += tokens
             self.queued_prefill_tokens -= tokens
             request.computed_tokens += tokens
+            self._cache(request, request.computed_tokens // self.prefixes.block_tokens)
             if request.prompt_left:
                 continue
             del self._prefilling[request]
-            self._cache(request)
             request.produced_tokens += 1
             counters.output_tokens += 1
             if request.produced_tokens == 1:
@@ -334,11 +334,13 @@ class EngineModel:
         if taken:
             self._evict()
 
-    def _cache(self, request: ModelRequest) -> None:
-        """Put a computed prompt into the prefix cache; its request holds it."""
-        self.prefixes.hold(request.block_hashes[len(request.held_hashes) :])
-        request.held_hashes = request.block_hashes
-        self._evict()
+    def _cache(self, request: ModelRequest, blocks: int) -> None:
+        """Put the first blocks of a prompt, which are computed, into the prefix cache; its request holds them."""
+        held = len(request.held_hashes)
+        if blocks > held:
+            self.prefixes.hold(request.block_hashes[held:blocks])
+            request.held_hashes = request.block_hashes[:blocks]
+            self._evict()
 
     def _hold_cached(self, request: ModelRequest) -> int:
         """Let a request hold the blocks of its prompt that are cached; returns their tokens."""

@@ -137,8 +137,7 @@ class VirtualCluster(Clock):
             key,
             EngineModel(profile, self._prefix_block_tokens),
             RequestStats(lambda: self.now_s, self._slo.ttft_share),
-            # Two stand for any number of decode replicas above one: each of them routes to the prefill pool.
-            self._router(PoolKey(key.group, Role.PREFILL), routers=2),
+            self._to_prefill(key),
             Wire(profile.handoff.bytes_per_s * self._link_frac),
             clock=self,
             on_tokens=self._take_tokens,
@@ -155,6 +154,13 @@ class VirtualCluster(Clock):
     def prefix_maps(self, key: PoolKey) -> Sequence[PrefixMap]:
         """What each router to a pool knows of its replicas' prefixes; empty: they do not route by prefixes."""
         return () if self._feed is None else self._feed.maps(key)
+
+    def _to_prefill(self, key: PoolKey) -> PoolRouter:
+        """The router of a replica to its group's prefill pool; a prefill replica does not use it."""
+        if key.role is Role.PREFILL:
+            return PoolRouter(self._config.policy, 0, self._rng)
+        # Two stand for any number of decode replicas above one: each of them routes to the prefill pool.
+        return self._router(PoolKey(key.group, Role.PREFILL), routers=2)
 
     def _router(self, key: PoolKey, routers: int) -> PoolRouter:
         """One of several routers to a pool."""
