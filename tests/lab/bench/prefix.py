@@ -225,7 +225,7 @@ def tenant_profile() -> EngineProfile:
     return EngineProfile.load(_PROFILES / "h100_llama70b_fp8_tp2.json").model_copy(update={"kv_tokens": kv_tokens})
 
 
-def decision_s(rng: random.Random) -> dict[str, float]:
+def decision_s(rng: random.Random, timed: int = _TIMED) -> dict[str, float]:
     """CPU time of one decision among many replicas, seconds, with all steps that the live router takes for it.
 
     Replicas hold the contexts of tenants, with pieces of 64 tokens; all hold a common start of 512 tokens.
@@ -239,7 +239,7 @@ def decision_s(rng: random.Random) -> dict[str, float]:
     router = PoolRouter("prefix", 4, rng, prefixes=prefixes, request_tokens=100)
     router.set_replicas(names)
     taken = []
-    for number in range(_TIMED):
+    for number in range(timed):
         question = [rng.randrange(100_000) for _ in range(_QUESTION_TOKENS)]
         prompt = token_keys(rng.choice(contexts) + question, 64, seed)
         began_s = time.process_time()
