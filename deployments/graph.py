@@ -15,6 +15,7 @@ from autoscale.types import ENDPOINT
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
 from deployments.actors.prefill_queue import MAX_CALLS, PrefillQueue
+from deployments.actors.prefix_board import PrefixBoard
 from deployments.actors.start_hosts import HostPool, StartHosts
 from deployments.config import ServiceConfig, StartHostsConfig
 from deployments.endpoint.config import IngressConfig
@@ -55,6 +56,8 @@ def build_graph(
         for key in group.pools()
     }
     actors = [_actor("health_board", HealthBoard, {"configs": outliers}), *_prefill_queues(services)]
+    if any(service.router.follows_prefixes for service in services):
+        actors.append(_actor("prefix_board", PrefixBoard, {}))
     if autoscaled := [service for service in services if service.autoscale is not None]:
         plain = [service.model_dump(mode="json") for service in autoscaled]
         pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}
@@ -175,6 +178,7 @@ def _service(
     for group in config.groups:
         for key, pool in group.pools().items():  # prefill first, since decode calls it
             bind: dict[str, Any] = {
+                "router": config.router,
                 "cores_per_worker": pool.cores_per_worker,
                 "engine_silence_s": pool.engine_silence_s,
                 "engine_sleep": pool.engine_sleep,
@@ -186,7 +190,6 @@ def _service(
                 servers, routers = decodes, ingress.replicas
                 bind |= {
                     "prefill_server": prefills.get(group.name),
-                    "router": config.router,
                     "slo": SloConfig() if config.autoscale is None else config.autoscale.slo,
                     "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
                     "max_prompt_tokens": ingress.max_prompt_tokens,

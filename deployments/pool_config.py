@@ -18,6 +18,7 @@ _OWNED_ENGINE_KWARGS = {
     "pipeline_parallel_size": "the role's pipeline_parallel_size",
     "kv_transfer_config": "kv_transfer",
     "data_parallel_size": "the role's replicas",
+    "kv_events_config": "router.policy",
     "worker_extension_cls": None,
     "distributed_executor_backend": None,
     "disable_log_stats": None,

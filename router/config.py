@@ -74,6 +74,10 @@ class PrefixConfig(StrictConfig):
     sent_s: float = Field(120.0, ge=0.0, le=3600.0)
     """Time, seconds, for which a router takes a replica to hold a prompt that it has sent there, unless the replica's
     own report says so."""
+    piece_tokens: int = Field(128, ge=16, le=4096)
+    """Tokens in a piece, by which prompts are compared. Smaller pieces find shorter common beginnings, and take more
+    memory and work in every router. The default is the usual bound up to which decode computes a prompt itself
+    (length.local_max_tokens): a shorter beginning saves little."""
 
 
 class RouterConfig(StrictConfig):
@@ -92,6 +96,11 @@ class RouterConfig(StrictConfig):
     prefill_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
     """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
     without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""
+
+    @property
+    def follows_prefixes(self) -> bool:
+        """Whether routers must know what the replicas have computed."""
+        return self.policy == "prefix"
 
     def asked(self, routers: int) -> int:
         """Replicas of a pool that a router asks for their queue; ``routers``: number of the pool's routers."""

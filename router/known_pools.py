@@ -7,12 +7,17 @@ its own copy of a global in the same module.
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from router.pool_router import ReplicaView
+from router.prompt_keys import PromptKeys
+
 
 class _Router(Protocol):
     @property
     def curr_replicas(self) -> Mapping[Any, Any]: ...
 
     def routed(self) -> Collection[str]: ...
+
+    def note_false_hit(self, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None: ...
 
 
 # Registry: the request routers of this process by deployment. Serve makes them, and returns them to no caller.
@@ -37,6 +42,15 @@ def count(deployment: str) -> int:
 def routed(deployment: str) -> frozenset[str]:
     """Names of a deployment's replicas that requests go to; empty before this process's first request to it."""
     return frozenset(name for router in _ROUTERS.get(deployment, []) for name in router.routed())
+
+
+def note_false_hit(deployment: str, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None:
+    """Correct what this process's routers of a deployment take a replica to hold of a prompt.
+
+    ``replica``: as its router saw it. ``found_tokens``: what its engine had, in the tokens of ``prompt``.
+    """
+    for router in _ROUTERS.get(deployment, []):
+        router.note_false_hit(replica, prompt, found_tokens)
 
 
 def is_known(deployment: str) -> bool:

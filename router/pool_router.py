@@ -171,6 +171,11 @@ class PoolRouter:
         names = [view.replica_id for view in ordered]
         return [*self._ordered(answered, self._overlaps(prompt), session, names), *not_asked, *silent]
 
+    def place_of(self, session: str | None, names: Iterable[str]) -> str | None:
+        """The replica of a session among some replicas; those that have gone meanwhile do not count."""
+        present = [name for name in names if name in self._views]
+        return None if session is None or not present else self._places.replica_of(session, present)
+
     def begin(
         self, replica_id: str, request_id: str, tokens: int, prompt: PromptKeys | None = None, now_s: float = 0.0
     ) -> None:
@@ -196,8 +201,8 @@ class PoolRouter:
     ) -> list[ReplicaView]:
         """The views in the policy's order, a session's replica among ``names`` before them."""
         ordered = self._order(views, overlaps, self._turn, self._rng)
-        if session is not None and ordered:
-            place = self._places.replica_of(session, names)
+        place = self.place_of(session, names)
+        if place is not None:
             most_tokens = overload_tokens(views)
             first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]
             if first:

@@ -14,7 +14,10 @@ from router import known_pools
 from router.ejection import usable
 from router.membership import routable
 from router.pool_router import PoolRouter, ReplicaView
+from router.prefix_map import PrefixMap
+from router.prompt_keys import PromptKeys
 from router.ray_coordinator import MembershipFeed
+from router.ray_prefix import PrefixFeed
 from router.routing import Choice, Routing
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,10 @@ QUEUED_TOKENS = "queued_tokens"
 _EXCLUDED_S = 5.0
 # Longest wait for the report of a replica's queue, seconds: the default of RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S.
 _ANSWER_S = 0.1
+# Replicas that are remembered of a choice, so that it can be explained.
+_CONSIDERED = 4
+# Pieces that a replica may hold until it has reported its KV: a million tokens of 128 in a piece.
+_CAPACITY_PIECES = 8192
 # Time, seconds, for which a replica is tried last after it could not be reached.
 _UNREACHED_S = 5.0
 
@@ -49,6 +56,9 @@ class TandemRouter(RequestRouter):
         asked_replicas: int = 0,
         asks_tokens: bool = False,
         most_ejected_frac: float = 0.5,
+        follows_prefixes: bool = False,
+        request_tokens: int | None = None,
+        sent_s: float = 0.0,
         **_: Any,
     ) -> None:
         """Called once by Serve, on the router's event loop, with the deployment's ``request_router_kwargs``.
@@ -59,21 +69,31 @@ class TandemRouter(RequestRouter):
             asked_replicas: number of replicas that are asked for their queue before one is chosen.
             asks_tokens: whether a queue is a number of tokens, which replicas report in ``record_routing_stats`` as
                 ``QUEUED_TOKENS``. If not, it is a number of requests.
+            follows_prefixes: whether replicas report which pieces of prompts they hold.
+            request_tokens: prompt tokens that a request in a queue is worth; ``None``: a queue is a number of tokens.
+            sent_s: time for which a prompt that was sent counts as held without a report of its replica, seconds.
             most_ejected_frac: largest share of the pool that is avoided, 0..1; see ``router.ejection.usable``.
         """
         known_pools.add(self._deployment_id.name, self)
         self._asks_tokens = asks_tokens
         self._most_ejected_frac = most_ejected_frac
-        self._pool = PoolRouter(policy, asked_replicas, random.Random())
+        prefixes = PrefixMap(capacity_pieces=_CAPACITY_PIECES, sent_s=sent_s) if follows_prefixes else None
+        self._pool = PoolRouter(
+            policy, asked_replicas, random.Random(), prefixes=prefixes, request_tokens=request_tokens
+        )
         # Candidates and admitted replicas for which the replicas of ``_pool`` were set.
         self._refreshed_for: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}  # the candidates
         self._unreached_s: dict[str, float] = {}  # monotonic time at which a replica could not be reached
         self._feed: MembershipFeed | None = None  # ``None``: no coordinator says which replicas get requests
+        loops, app = [], self._deployment_id.app_name
         if is_gated:
-            self._feed = MembershipFeed(self._deployment_id.app_name)
-            # Kept, since the loop itself has only weak references to its tasks.
-            self._feed_task = asyncio.get_running_loop().create_task(self._feed.run())
+            self._feed = MembershipFeed(app)
+            loops.append(self._feed.run())
+        if prefixes is not None:
+            loops.append(PrefixFeed(app, self._deployment_id.name, prefixes).run())
+        # Kept, since the loop itself has only weak references to its tasks.
+        self._feed_tasks = [asyncio.get_running_loop().create_task(loop) for loop in loops]
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -88,14 +108,16 @@ class TandemRouter(RequestRouter):
         self._refresh(candidate_replicas)
         routing = _routing(pending_request)
         has_waited = pending_request is not None and time.time() - pending_request.created_at > _EXCLUDED_S
-        ordered = self._permitted(self._pool.order(), routing, has_waited=has_waited)
+        ordered = self._permitted(self._pool.order(routing.prompt, routing.session), routing, has_waited=has_waited)
         if routing.preferred is None:  # the queue that has named a replica knows all of them
-            ordered = await self._informed(ordered)
+            ordered = await self._informed(ordered, routing)
         tried_last = {routing.last_resort, *self._unreached()} - {None}
         tried_first = [name for name in (routing.probe, routing.preferred) if name is not None]
         if tried_last or tried_first:
             # The sort is stable: the order stays, but for the replicas that come first or last.
             ordered.sort(key=lambda view: _rank(view.replica_id, tried_first, tried_last))
+        routing.choice.considered = tuple(ordered[:_CONSIDERED])
+        routing.choice.session_place = self._pool.place_of(routing.session, [view.replica_id for view in ordered])
         # Replicas that have gone while queues were asked are no candidates any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
@@ -110,13 +132,13 @@ class TandemRouter(RequestRouter):
         names = set(usable([view.replica_id for view in permitted], routing.avoid, self._most_ejected_frac))
         return [view for view in permitted if view.replica_id in names]
 
-    async def _informed(self, ordered: list[ReplicaView]) -> list[ReplicaView]:
+    async def _informed(self, ordered: list[ReplicaView], routing: Routing) -> list[ReplicaView]:
         """The order after the best few replicas have reported their queues."""
         asked = self._pool.ask(ordered)
         if not asked:
             return ordered
         answers = await asyncio.gather(*map(self._queue, asked))
-        return self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
+        return self._pool.informed(ordered, dict(zip(asked, answers, strict=True)), routing.prompt, routing.session)
 
     def routed(self) -> Sequence[str]:
         """Names of the replicas that requests may go to now."""
@@ -148,6 +170,10 @@ class TandemRouter(RequestRouter):
         if candidates is self._refreshed_for[0] and admitted is self._refreshed_for[1]:
             return
         self._refreshed_for = candidates, admitted
+        gone = self._by_id.keys() - {replica.replica_id.unique_id for replica in candidates}
+        if self._pool.prefixes is not None:
+            for name in gone:
+                self._pool.prefixes.clear(name)
         self._by_id = {replica.replica_id.unique_id: replica for replica in candidates}
         self._pool.set_replicas(routable(list(self._by_id), admitted))
 
@@ -208,11 +234,27 @@ class TandemRouter(RequestRouter):
         """
         routing = _routing(pending_request)
         routing.choice.replica_id = replica_id
-        self._pool.begin(replica_id, pending_request.metadata.internal_request_id, routing.work_tokens)
+        self._pool.begin(
+            replica_id,
+            pending_request.metadata.internal_request_id,
+            routing.work_tokens,
+            routing.prompt,
+            time.monotonic(),
+        )
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Stop counting the request's tokens. Serve calls this after each attempt, also an unsuccessful one."""
         self._pool.end(replica_id.unique_id, internal_request_id)
+
+    def note_false_hit(self, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None:
+        """Correct what a replica is taken to hold of a prompt; ``replica``: as it was when it was chosen."""
+        prefixes = self._pool.prefixes
+        if prefixes is None:
+            return
+        expected_tokens = replica.overlap_tokens
+        prefixes.found(replica.replica_id, prompt, expected_tokens=expected_tokens, found_tokens=found_tokens)
+        # Its engine has computed the prompt now.
+        prefixes.sent(replica.replica_id, prompt, time.monotonic())
 
 
 def _rank(name: str, tried_first: Sequence[str], tried_last: Collection[str | None]) -> tuple[bool, int]:

@@ -1,5 +1,6 @@
 """One client's request at the endpoint, from its headers to the last event of its answer."""
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -10,15 +11,18 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from deployments import metrics
+from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
 from deployments.endpoint.served_model import ServedModel
 from deployments.serve_seam.http_headers import is_request_id
-from deployments.wire.messages import DONE, DecodeRequest, Frame, SentFrames
+from deployments.wire.messages import DONE, DecodeRequest, Frame, PromptRoute, SentFrames
 from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
-from router.routing import Routing
+from router.prompt_keys import PromptKeys
+from router.routing import Chosen, Routing
 
+_SESSION = re.compile(r"[!-~]{1,256}")  # a session's name
 _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 
@@ -37,6 +41,14 @@ def requested_priority(http: Request) -> Priority:
     return Priority[header.upper()]
 
 
+def named_session(http: Request, header: str) -> str | None:
+    """The session that a client names in a header. Raises OpenAIError: 400, it is no name."""
+    session = http.headers.get(header)
+    if session is not None and _SESSION.fullmatch(session) is None:
+        raise OpenAIError(400, f"{header} is {session!r:.100}: give 1 to 256 visible ASCII characters")
+    return session
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClientRequest:
     """One request; ``raw``, ``model`` and ``place`` are set once its body has been read."""
@@ -48,10 +60,15 @@ class ClientRequest:
     deadline_s: float  # monotonic time
     key: str | None  # name of its API key; ``None``: the endpoint has no keys
     priority: Priority  # priority that its client has requested
+    session: str | None = None  # session that its client has named
+    is_explained: bool = False  # whether its answer says where it went
     body: Body  # counts the memory that its body takes
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # its place in the queue of the model
+    pieces: PromptKeys | None = None  # pieces of its prompt, by which the router finds a decode replica
+    chosen: Chosen | None = None  # the decode replica of its latest attempt, and those beside it
+    route: PromptRoute | None = None  # where its prompt was computed
     sent: SentFrames = field(default_factory=SentFrames)  # record of the answer's part that its client has
     lost_replicas: int = 0  # number of decode replicas that were lost while they answered it
     exclude: frozenset[str] = frozenset()  # ids of replicas that were lost with it, or were full
@@ -67,6 +84,7 @@ class ClientRequest:
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
             reports_first_token=self.model.gate.has_objective,
+            reports_route=self.is_explained or self.pieces is not None,
             routing=routing,
         )
 
@@ -85,11 +103,14 @@ async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, 
         first = await anext(frames)
     except StopAsyncIteration:
         raise OpenAIError(500, "the decode replica answered with nothing") from None
+    headers = {HEADER: explanation(request.chosen, request.route)} if request.is_explained else {}
     if first.error is None and first.is_event:
-        return StreamingResponse(_events(first, frames, request.arrived_s), media_type="text/event-stream")
+        events = _events(first, frames, request.arrived_s)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     await anext(frames, None)  # reach the end: if the frames were closed before it, the call would be cancelled
     await frames.aclose()
-    headers = {"Retry-After": f"{_RETRY_S:.0f}"} if first.status in (429, 503) else None
+    if first.status in (429, 503):
+        headers["Retry-After"] = f"{_RETRY_S:.0f}"
     if first.status == 429:
         metrics.REFUSED.labels("engine", request.priority.name.lower()).inc()
     return Response(first.text, status_code=first.status, headers=headers, media_type="application/json")

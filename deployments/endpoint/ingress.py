@@ -24,6 +24,7 @@ from deployments.endpoint.client_request import (
     ClientRequest,
     error_response,
     frames_response,
+    named_session,
     request_id,
     requested_priority,
 )
@@ -31,6 +32,7 @@ from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.gate import Gate, Intake
 from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
 from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
+from deployments.endpoint.prompt_pieces import prompt_pieces
 from deployments.endpoint.relay import Relay
 from deployments.endpoint.request_body import Bodies, Body, read_body
 from deployments.endpoint.served_model import (
@@ -262,6 +264,8 @@ class Ingress:
                 deadline_s=arrived_s + self._config.request_timeout_s,
                 key=key,
                 priority=priority,
+                session=named_session(http, self._config.session_header),
+                is_explained=self._config.explains_routing and http.headers.get("x-tandem-explain") == "1",
                 body=Body(self._bodies, key, priority),
             )
             response = await self._respond(request, http)
@@ -301,6 +305,11 @@ class Ingress:
         request.place = place_of(
             request.endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
         )
+        if (piece_tokens := request.model.piece_tokens) is not None:
+            model, tokens = request.model.model_id, request.place.tokens
+            request.pieces = prompt_pieces(
+                request.endpoint, fields, model=model, tokens=tokens, piece_tokens=piece_tokens
+            )
 
     @contextmanager
     def _refusals_counted(self, key: str | None) -> Iterator[None]:

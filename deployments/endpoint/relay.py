@@ -19,7 +19,9 @@ from deployments import metrics
 from deployments.endpoint.client_request import ClientRequest
 from deployments.endpoint.served_model import DecodeGroup
 from deployments.wire.call import Call, CallError, CallFailure
-from deployments.wire.messages import FAILED, FULL, LOST, Frame, failure, full
+from deployments.wire.messages import FAILED, FULL, LOST, Frame, PromptRoute, failure, full
+from deployments.wire.prefix_hits import note_found
+from kvtransfer.topology import Role
 from router import known_pools
 from router.routing import Choice, Routing
 from router.stream_pace import StreamPace
@@ -58,6 +60,8 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
                 if frame is None:
                     break
                 is_waiting, now_s = False, time.monotonic()
+                if frame.route is not None:
+                    _note_route(request, group, routing, frame.route)
                 tokens = sum(map(len, frame.outputs))
                 pace_s = pace.frame(tokens, now_s - call.since_s, now_s)
                 if pace_s is not None:
@@ -71,6 +75,8 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
             # A call that has not ended failed after its whole answer; then nothing is reported.
             if call.has_ended and not is_health_reported:
                 call.health.report_answer()
+            if (chosen := routing.chosen()) is not None:
+                metrics.ROUTED.labels(Role.DECODE, chosen.reason).inc()
         except CallError as error:
             yield _failure_frame(request, call, error, started_s)
         finally:
@@ -80,6 +86,19 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
                 call.health.report_pace(pace_s, slow_tpot_s)
             load.requests -= 1
             load.prompt_tokens -= waiting_prompt_tokens
+
+
+def _note_route(request: ClientRequest, group: DecodeGroup, routing: Routing, route: PromptRoute) -> None:
+    """Note where the prompt was computed, and whether the decode engine had of it what the router expected."""
+    request.chosen, request.route = routing.chosen(), route
+    note_found(
+        group.pool,
+        Role.DECODE,
+        routing,
+        input_tokens=route.input_tokens,
+        cached_tokens=route.cached_tokens,
+        block_tokens=route.block_tokens,
+    )
 
 
 def _report_health(call: Call[Frame], frame: Frame) -> bool:
@@ -139,7 +158,9 @@ class Relay:
             # ``avoid``: ejected replicas, which have failed often. ``probe``: one of them, which this request tests.
             avoid, probe = await group.caller.health.guide()
             # During the attempt, the router writes the replica that it chose into ``routing.choice``.
-            routing = Routing(exclude=request.exclude, avoid=avoid, probe=probe)
+            routing = Routing(
+                exclude=request.exclude, avoid=avoid, probe=probe, prompt=request.pieces, session=request.session
+            )
             is_resumed = request.sent.frames > 0
             failure_frame: Frame | None = None
             async with aclosing(attempt(request, group, routing)) as frames:

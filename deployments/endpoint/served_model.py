@@ -107,6 +107,8 @@ class ServedModel:
         self.max_model_len = config.max_model_len  # context that every group has, tokens; ``None``: the model's own
         bounds = [bound for bound in (config.longest_context_tokens, max_prompt_tokens) if bound is not None]
         self.most_prompt_tokens = min(bounds, default=None)  # longer prompts are not computed
+        # Tokens in a piece of a prompt; ``None``: decode replicas are chosen by load alone.
+        self.piece_tokens = config.router.prefix.piece_tokens if config.router.follows_prefixes else None
         self.slow_tpot_s = config.router.outlier.slow_tpot_s
         self.can_sleep = config.autoscale is not None and not any(group.decode.replicas for group in config.groups)
         self._membership = membership

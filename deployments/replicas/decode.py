@@ -55,7 +55,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         engine_sleep: EngineSleepConfig | None,
         pull_timeout_s: float,
     ) -> None:
-        await self._prepare_host(llm_config, cores_per_worker)
+        await self._prepare_host(llm_config, cores_per_worker, router)
         with self._start.failure_is_crash(), named_cause():
             if prefill_server is None:  # an aggregated group: it has no prefill pool
                 await LLMServer.__init__(self, llm_config)
@@ -77,6 +77,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             stats=engine_stats(),
             requests=self._requests,
             length=router.length,
+            cache=self._watch_cache(router),
+            piece_tokens=router.prefix.piece_tokens if router.follows_prefixes else None,
             max_prompt_tokens=max_prompt_tokens,
         )
         self._watch_host(engine_silence_s, engine_sleep)
@@ -134,6 +136,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 beam_search=bool(parsed.use_beam_search),
                 arrived_s=time.monotonic() - max(0.0, time.time() - request.arrived_at_s),
                 sent=request.sent,
+                pieces=request.routing.prompt,
+                reports_route=request.reports_route,
             )
             CURRENT_TRACE.set(trace)
             handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions

@@ -23,13 +23,17 @@ from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.metrics import process_metrics
 from deployments.pool_config import EMULATOR_KEY, EngineSleepConfig
 from deployments.replicas import start_host
+from deployments.replicas.cache_watch import CacheWatch
 from deployments.replicas.engine_sleep import EngineSleep
 from deployments.replicas.staging import read_ahead, staged
 from deployments.serve_seam.llm_server import engine_client, report_no_usage, start_no_download
 from deployments.serve_seam.replica_process import listen_on_node_address, restore_replica_log
 from deployments.serve_seam.start_backoff import StartBackoff
+from deployments.vllm_seam.engine_stats import engine_stats
+from deployments.vllm_seam.kv_events import KvEvents
 from deployments.vllm_seam.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
+from router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +116,9 @@ class EngineHost:
     """Mixed into the prefill and the decode server before Ray's own server class."""
 
     _sleep: EngineSleep | None = None
+    _events: KvEvents | None = None
 
-    async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
+    async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int, router: RouterConfig) -> None:
         """Claim what the engine needs on this machine, before it starts."""
         context = serve.get_replica_context()
         start_host.take(context.app_name)
@@ -128,6 +133,7 @@ class EngineHost:
             loading.model_source = str(folder)
         start_no_download(llm_config)
         report_no_usage()
+        self._request_events(llm_config, router)
         self.pool = PoolKey.parse(context.deployment)
         # An emulated engine reports figures of a GPU too.
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
@@ -143,6 +149,28 @@ class EngineHost:
             from_end = self.pool.role is Role.DECODE  # prefill takes cores from the other end
             self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=from_end)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(self._core_claim.cores, workers)
+
+    def _request_events(self, llm_config: LLMConfig, router: RouterConfig) -> None:
+        """Let the engine tell which blocks it has cached, where routing depends on them."""
+        # What an emulated engine has cached is known from its answers alone.
+        is_emulated = EMULATOR_KEY in llm_config.experimental_configs
+        has_cache = llm_config.engine_kwargs.get("enable_prefix_caching") is not False
+        if router.follows_prefixes and has_cache and not is_emulated:
+            self._events = KvEvents()
+            llm_config.engine_kwargs |= self._events.engine_arguments()
+
+    def _watch_cache(self, router: RouterConfig) -> CacheWatch:
+        """Watch what the engine has cached; it has started."""
+        stats = engine_stats()
+        cache = CacheWatch(
+            block_tokens=stats.block_tokens,
+            max_blocks=stats.prefix_cache_blocks,
+            piece_tokens=router.prefix.piece_tokens,
+        )
+        if router.follows_prefixes:
+            context = serve.get_replica_context()
+            cache.start(self._events, app=context.app_name, pool=context.deployment, replica_id=self.replica_id)
+        return cache
 
     def _watch_host(self, silence_s: float, sleep: EngineSleepConfig | None) -> None:
         """Watch an engine that has started: this process ends with it. It may sleep while it is idle."""
@@ -169,6 +197,8 @@ class EngineHost:
             watch.cancel()
         if (start := getattr(self, "_start", None)) is not None:
             start.leave()
+        if self._events is not None:
+            self._events.close()
         await super().__del__()  # type: ignore[misc]
 
     async def worker_answers(self, method: str) -> list[Any]:

@@ -8,7 +8,9 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from deployments.replicas.pull_watch import Pull
-from deployments.wire.messages import Sent
+from deployments.wire.messages import PromptRoute, Sent
+from router.prompt_keys import PromptKeys
+from router.routing import Chosen
 
 
 @dataclass(slots=True)
@@ -26,6 +28,14 @@ class RequestTrace:
     # Set at the first token, which comes from prefill or from this engine.
     has_first: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None  # error that ended the last stream
+    pieces: PromptKeys | None = None  # the prompt as the endpoint's router cut it; ``None``: it has not
+    reports_route: bool = False  # whether the endpoint wants to know where the prompt was computed
+    route: PromptRoute | None = None  # where the prompt was computed, until the next frame takes it along
+
+    def take_route(self) -> PromptRoute | None:
+        """Where the prompt was computed, once."""
+        route, self.route = self.route, None
+        return route
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         """Token ids by output, and the number of output tokens, both since the last call."""
@@ -52,8 +62,10 @@ class Generation:
     trace: RequestTrace
     is_step: bool  # whether it is a later step of a beam search
     kwargs: dict[str, Any]  # vLLM's other arguments of ``generate``
-    cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, as this replica estimates (``PrefixIndex``)
+    blocks: PromptKeys | None = None  # keys of the prompt's blocks; ``None``: it has none
+    cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, as this replica knows it (``CacheWatch``)
     local_tokens: int = 0  # prompt tokens that this engine has yet to compute
+    prefill: Chosen | None = None  # the prefill replica that has computed the prompt; ``None``: none has
     pull: Pull | None = None  # the pull of the prompt's KV; ``None``: prefill has not computed it
     has_first: bool = False  # whether the decode engine has yielded its first output
     output_ids: list[int] = field(default_factory=list)  # token ids of the answer; empty with several streams
@@ -68,6 +80,16 @@ class Generation:
         """The client's ``cache_salt``: prompts with different salts share no prefix cache."""
         salt = self.prompt.get("cache_salt") if isinstance(self.prompt, dict) else None
         return salt or ""
+
+    @property
+    def lora(self) -> str:
+        """Name of the LoRA adapter: prompts of different adapters share no prefix cache. Empty: none."""
+        return str(getattr(self.kwargs.get("lora_request"), "lora_name", ""))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the KV of the prompt depends on nothing but its tokens, adapter and salt."""
+        return self.ids is not None and self.prompt.get("type") == "token"
 
     @property
     def reads_cache(self) -> bool:

@@ -47,7 +47,8 @@ _MOST_LENGTH_PENALTY = 32.0
 
 # Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
 # engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
-_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority")
+# With `kv_cache_report_mode` an engine would report blocks as stored that it has already.
+_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
@@ -162,7 +163,7 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
     if isinstance(chunk, str):
         refusal = error_event(chunk)
         if refusal is None:
-            return Frame(chunk, *trace.drain())
+            return Frame(chunk, *trace.drain(), route=trace.take_route())
         # The event has only the error's message; the trace has the error itself.
         frame = None if trace.error is None else _replica_failure(trace.error)
         return frame or _refusal_frame(refusal, fields)
@@ -170,7 +171,7 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
     if error is not None:
         refusal = EngineRefusal(status=int(error.code or 500), message=error.message, parameter=error.param)
         return _refusal_frame(refusal, fields)
-    return Frame(chunk.model_dump_json(), *trace.drain())
+    return Frame(chunk.model_dump_json(), *trace.drain(), route=trace.take_route())
 
 
 def failure_frame(error: Exception, request_id: str, fields: Collection[str]) -> Frame:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -12,16 +13,18 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.observe.request_stats import RequestStats, RequestTimer
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_PATH
+from deployments.replicas.cache_watch import CacheWatch, piece_keys
 from deployments.replicas.generation import CURRENT_TRACE, Generation, RequestTrace
 from deployments.replicas.remote_prefill import RemotePrefill
 from deployments.replicas.resumption import resumed
 from deployments.vllm_seam.engine_stats import EngineStatsLogger
 from deployments.vllm_seam.engine_types import EngineDeadError
 from deployments.vllm_seam.output_side import FirstTokens
-from deployments.wire.messages import NotResumableError, PrefillRequest
+from deployments.wire.messages import NotResumableError, PrefillRequest, PromptRoute
 from router.config import LengthConfig
 from router.length import DecodeLoad, PathReason, PrefillPath, prefill_path
-from router.prefix_index import PrefixIndex
+from router.prompt_keys import PromptKeys
+from router.routing import Routing
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class PDGenerate:
         stats: EngineStatsLogger,
         requests: RequestStats,
         length: LengthConfig,
+        cache: CacheWatch,
+        piece_tokens: int | None = None,
         max_prompt_tokens: int | None = None,
     ) -> None:
         """Set up before ``client.generate`` is replaced.
@@ -54,6 +59,8 @@ class PDGenerate:
             stats: the engine's load after its last step.
             requests: counts this replica's requests.
             length: which prompts go to prefill.
+            cache: what this engine has cached.
+            piece_tokens: tokens in a piece of a prompt, by which prefill replicas are chosen; ``None``: by load alone.
             max_prompt_tokens: longest prompt that this endpoint takes; ``None``: the model's context is the limit.
         """
         self._client = client
@@ -67,7 +74,8 @@ class PDGenerate:
         self._length = length
         self._max_model_len = client.model_config.max_model_len
         self._max_prompt_tokens = max_prompt_tokens
-        self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
+        self._cache = cache
+        self._piece_tokens = piece_tokens
         self.local_prefill_tokens = 0  # prompt tokens that this engine has yet to compute
         self.handoffs = 0  # prompts since the start whose KV came from prefill
         self.handoff_s = 0.0  # total seconds of all handoffs, each from prefill's answer to the first token
@@ -127,6 +135,7 @@ class PDGenerate:
         path, reason = await self._compute_prompt(generation)
         if not generation.is_step:
             PREFILL_PATH.labels(path, reason).inc()
+            self._note_route(generation, path, reason)
         if generation.ids is not None and path is PrefillPath.LOCAL:
             generation.local_tokens = max(0, len(generation.ids) - generation.cached_tokens)
             self.local_prefill_tokens += generation.local_tokens
@@ -160,8 +169,7 @@ class PDGenerate:
 
     async def _compute_prompt(self, generation: Generation) -> tuple[PrefillPath, PathReason]:
         """Decide where the prompt is computed; if the path is REMOTE, let prefill compute it."""
-        if generation.ids is not None and generation.reads_cache:
-            generation.cached_tokens = self._index.cached_tokens(generation.ids, generation.salt)
+        self._look_up(generation)
         if self._remote is None:
             return PrefillPath.LOCAL, PathReason.AGGREGATED
         if generation.ids is None or not generation.is_transferable:
@@ -179,16 +187,12 @@ class PDGenerate:
         # Raises an error if the engine has no room for 1 more answer, before prefill computes the prompt in vain.
         self._client.check_admission(1, generation.request_id)
         result = await self._remote.prefill(
-            PrefillRequest(
-                request_id=generation.request_id,
-                token_ids=generation.ids,
-                cache_salt=generation.prompt.get("cache_salt"),
-                priority=generation.kwargs.get("priority", 0),
-            ),
+            self._prefill_request(generation, generation.ids),
             time.monotonic() if generation.trace.arrived_s is None else generation.trace.arrived_s,
         )
         if isinstance(result, PathReason):
             return PrefillPath.LOCAL, result
+        generation.prefill = result.chosen
         generation.pull = self._remote.pulls.begin(result)
         generation.trace.has_first.set()  # prefill has made the first token
         generation.sampling.extra_args = {
@@ -196,6 +200,42 @@ class PDGenerate:
             "kv_transfer_params": result.kv_transfer_params,
         }
         return decision.path, decision.reason
+
+    def _look_up(self, generation: Generation) -> None:
+        """Find out what this engine has of the prompt."""
+        if generation.ids is None or not generation.is_plain:
+            return
+        blocks = generation.blocks = self._cache.blocks(generation.ids, lora=generation.lora, salt=generation.salt)
+        pieces = generation.trace.pieces
+        if pieces is not None and generation.trace.sent is None:  # a resumed prompt has more tokens than its pieces
+            self._cache.name(pieces, blocks)
+        if generation.reads_cache:
+            generation.cached_tokens = self._cache.index.cached_tokens(blocks)
+
+    def _prefill_request(self, generation: Generation, ids: list[int]) -> PrefillRequest:
+        pieces: PromptKeys | None = None
+        if self._piece_tokens is not None:
+            pieces = piece_keys(ids, self._piece_tokens, salt=generation.salt)
+        return PrefillRequest(
+            request_id=generation.request_id,
+            token_ids=ids,
+            cache_salt=generation.prompt.get("cache_salt"),
+            priority=generation.kwargs.get("priority", 0),
+            routing=Routing(prompt=pieces),
+        )
+
+    def _note_route(self, generation: Generation, path: PrefillPath, reason: PathReason) -> None:
+        """Note where the prompt was computed, if the endpoint wants to know it."""
+        if not generation.trace.reports_route:
+            return
+        generation.trace.route = PromptRoute(
+            path=path,
+            reason=reason,
+            input_tokens=len(generation.ids or ()),
+            cached_tokens=generation.cached_tokens,
+            block_tokens=self._cache.block_tokens,
+            prefill=generation.prefill,
+        )
 
     def _count_first(self, generation: Generation, output: RequestOutput) -> None:
         """Count a prompt at its first output: the engine has the prompt's KV, pulled or computed."""
@@ -205,6 +245,7 @@ class PDGenerate:
         generation.local_tokens = 0
         if self._places is not None:
             self._places.begin_answer(generation.request_id)
+        local_cached_tokens: int | None = None  # not known if prefill computed the prompt: then pulled tokens count too
         if generation.pull is not None:
             generation.pull.has_first = True
             handoff_s = time.monotonic() - generation.pull.began_s
@@ -213,8 +254,11 @@ class PDGenerate:
             self.handoffs += 1
         elif generation.reads_cache and output.num_cached_tokens is not None:
             CACHED_TOKENS_ERROR.observe(abs(output.num_cached_tokens - generation.cached_tokens))
-        if generation.ids is not None:
-            self._index.add(generation.ids, generation.salt)
+            local_cached_tokens = output.num_cached_tokens
+            if (route := generation.trace.route) is not None:
+                generation.trace.route = replace(route, cached_tokens=output.num_cached_tokens)
+        if generation.blocks is not None:
+            self._cache.computed(generation.blocks, local_cached_tokens)
 
     def _count_end(self, generation: Generation) -> None:
         """Count a prompt whose answer has ended, complete or not."""
@@ -224,9 +268,11 @@ class PDGenerate:
             self._places.end_answer(generation.request_id)
         if generation.pull is not None:
             generation.pull.has_ended = True
-        if generation.ids is not None and generation.output_ids:
+        if generation.ids is not None and generation.blocks is not None and generation.output_ids:
             # The engine computes a token's KV one step after the token, so the last token has none.
-            self._index.add([*generation.ids, *generation.output_ids[:-1]], generation.salt)
+            computed_ids = [*generation.ids, *generation.output_ids[:-1]]
+            blocks = self._cache.blocks(computed_ids, lora=generation.lora, salt=generation.salt)
+            self._cache.index.add(blocks.keys)
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
         """Raises VLLMValidationError: the prompt is too long, or the prompt and ``max_tokens`` together."""

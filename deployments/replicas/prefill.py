@@ -22,6 +22,8 @@ from deployments.vllm_seam.engine_types import computed_s
 from deployments.vllm_seam.worker_extension import METHOD_UNREAD_KV
 from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, prefill_request_params
+from router.config import RouterConfig
+from router.prompt_keys import PromptKeys
 from router.ray_router import QUEUED_TOKENS
 
 _UNREAD_POLL_S = 0.1  # seconds between two checks for unread KV while a replica ends
@@ -46,14 +48,16 @@ class PrefillServer(EngineHost, PDPrefillServer):
         self,
         llm_config: LLMConfig,
         *,
+        router: RouterConfig,
         cores_per_worker: int,
         engine_silence_s: float,
         engine_sleep: EngineSleepConfig | None,
     ) -> None:
         self._lease_s = lease_s(llm_config)
-        await self._prepare_host(llm_config, cores_per_worker)
+        await self._prepare_host(llm_config, cores_per_worker, router)
         with self._start.failure_is_crash(), named_cause():
             await super().__init__(llm_config)
+        self._cache = self._watch_cache(router)
         self._watch_host(engine_silence_s, engine_sleep)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -88,6 +92,15 @@ class PrefillServer(EngineHost, PDPrefillServer):
                 await asyncio.sleep(_UNREAD_POLL_S)
         await super().__del__()
 
+    def _named_blocks(self, request: PrefillRequest) -> PromptKeys | None:
+        """The blocks of a prompt whose router wants to know what this engine holds; ``None``: it does not."""
+        pieces = request.routing.prompt
+        if pieces is None:
+            return None
+        blocks = self._cache.blocks(request.token_ids, salt=request.cache_salt or "")
+        self._cache.name(pieces, blocks)
+        return blocks
+
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
         """Compute one prompt. Yields where its KV is, or the reason of a refusal.
 
@@ -96,12 +109,14 @@ class PrefillServer(EngineHost, PDPrefillServer):
         """
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
-        params, engine_s = None, None
+        params, engine_s, cached_tokens = None, None, None
+        blocks = self._named_blocks(request)
         sampling, priority = prefill_sampling(), request.priority
         try:
             async with self._awake():
                 async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
                     params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
+                    cached_tokens = output.num_cached_tokens
         except (GracefulHTTPError, VLLMClientError) as error:
             # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
             yield PrefillRefusal(
@@ -110,10 +125,14 @@ class PrefillServer(EngineHost, PDPrefillServer):
             return
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
+        if blocks is not None:
+            self._cache.computed(blocks, cached_tokens)
         yield PrefillResult(
             kv_transfer_params=params,
             answered_at_s=time.time(),
             backlog_tokens=client.get_num_queued_tokens(),
             replica_id=self.replica_id,
             computed_s=engine_s,
+            cached_tokens=cached_tokens,
+            block_tokens=self._cache.block_tokens,
         )

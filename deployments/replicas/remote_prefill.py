@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S
+from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S, ROUTED
 from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.wire.call import Call, CallError, CallFailure, PoolCaller
 from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
+from deployments.wire.prefix_hits import note_found
+from kvtransfer.topology import Role
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import PathReason
@@ -121,6 +123,7 @@ class RemotePrefill:
             avoid=avoid,
             probe=probe,
             exclude=peers.broken(now_s) - {probe},
+            prompt=request.routing.prompt,
         )
         result = None
         try:
@@ -183,7 +186,7 @@ class RemotePrefill:
                 self._backlog.failed(tokens)
             else:
                 self._backlog.answered(tokens, answer.replica_id, answer.backlog_tokens, time.monotonic())
-        return answer if isinstance(answer, PrefillResult) else None
+        return replace(answer, chosen=request.routing.chosen()) if isinstance(answer, PrefillResult) else None
 
     def _report_answer(
         self, request: PrefillRequest, call: Call[PrefillAnswer], answer: PrefillAnswer, started_s: float
@@ -194,6 +197,17 @@ class RemotePrefill:
         else:
             now_s = time.monotonic()
             REMOTE_PREFILL_S.observe(now_s - started_s)
+            if (chosen := request.routing.chosen()) is not None:
+                ROUTED.labels(Role.PREFILL, chosen.reason).inc()
+            if answer.cached_tokens is not None:
+                note_found(
+                    self._caller.pool,
+                    Role.PREFILL,
+                    request.routing,
+                    input_tokens=len(request.token_ids),
+                    cached_tokens=answer.cached_tokens,
+                    block_tokens=answer.block_tokens,
+                )
             if answer.computed_s is not None:  # without time in the queue, which is no sign of a slow replica
                 thousand_tokens_s = answer.computed_s * 1000 / max(len(request.token_ids), _LEAST_PACE_TOKENS)
                 call.health.report_pace(thousand_tokens_s, self._config.outlier.slow_prefill_s)

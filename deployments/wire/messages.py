@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from deployments.wire.openai_errors import OpenAIError
-from router.routing import Routing
+from router.routing import Chosen, Routing
 
 _CREATED = re.compile(r'"created":\d+')  # the time of an answer, which differs in the answer of another replica
 DONE = "data: [DONE]\n\n"  # the last event of a stream
@@ -91,6 +91,18 @@ class SentAgain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRoute:
+    """Where a prompt was computed and why, and what the decode engine had of it; decode tells the endpoint."""
+
+    path: str  # ``router.length.PrefillPath``
+    reason: str  # ``router.length.PathReason``
+    input_tokens: int
+    cached_tokens: int  # prompt tokens that the decode engine had cached
+    block_tokens: int  # the engine's block size
+    prefill: Chosen | None = None  # the prefill replica to which it went; ``None``: it went to none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRequest:
     """One OpenAI request for a decode replica."""
 
@@ -99,6 +111,7 @@ class DecodeRequest:
     request_id: str  # the same in all processes
     arrived_at_s: float  # wall-clock time of arrival at the endpoint; the clocks of both nodes are taken as equal
     sent: Sent | None = None  # the part of the stream that the client has from a lost replica
+    reports_route: bool = False  # whether the first frame with text says where the prompt was computed
     reports_first_token: bool = False  # whether a frame without text reports the first token of an answer in one piece
     routing: Routing = field(default_factory=Routing)
 
@@ -115,6 +128,7 @@ class Frame(NamedTuple):
     tokens: int = 0  # output tokens of all answers since the previous frame
     status: int = 200  # HTTP status; the response has the first frame's status
     error: str | None = None  # class of the failure, if the frame is one
+    route: PromptRoute | None = None  # where the prompt was computed; in one frame, and if the endpoint wants it
 
     @property
     def is_event(self) -> bool:
@@ -157,6 +171,9 @@ class PrefillResult:
     backlog_tokens: int  # prompt tokens that still wait at the replica
     replica_id: str
     computed_s: float | None = None  # time in the engine, seconds, without the queue; ``None``: not observed
+    cached_tokens: int | None = None  # prompt tokens that its engine had cached; ``None``: not observed
+    block_tokens: int = 1  # block size of its engine
+    chosen: Chosen | None = None  # how the caller's router chose the replica, which the caller adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ class Pools:
         from deployments.endpoint.relay import Relay
         from deployments.endpoint.served_model import DecodeGroup, ServedModel
         from deployments.wire.call import CallWatch, PoolCaller
+        from router.config import RouterConfig
         from router.ejection import OutlierConfig
         from router.ray_health import HealthFeed
 
@@ -101,7 +102,7 @@ class Pools:
             model=SimpleNamespace(id="m"),
             max_model_len=None,
             longest_context_tokens=None,
-            router=SimpleNamespace(outlier=OutlierConfig()),
+            router=RouterConfig(),
             autoscale=None,
             long_prompts=None,
         )

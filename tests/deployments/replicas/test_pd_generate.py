@@ -90,6 +90,7 @@ def decode(
     watch: Any = None,
 ) -> Any:
     from autoscale.observe.request_stats import RequestStats
+    from deployments.replicas.cache_watch import CacheWatch
     from deployments.replicas.pd_generate import PDGenerate
     from deployments.replicas.pull_watch import PullWatch
     from deployments.replicas.remote_prefill import RemotePrefill
@@ -123,6 +124,7 @@ def decode(
         stats=stats,
         requests=requests,
         length=RouterConfig().length,
+        cache=CacheWatch(block_tokens=32, max_blocks=prefix_cache_blocks, piece_tokens=128),
         max_prompt_tokens=max_prompt_tokens,
     )
 
