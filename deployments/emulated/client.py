@@ -16,12 +16,15 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.engines.engine_model import EngineModel
 from autoscale.engines.engine_step import ModelRequest
+from autoscale.engines.prefix_cache import OnChange
 from autoscale.engines.profile import EngineProfile
-from deployments.emulated.text import block_hashes, next_tokens, text_of
+from deployments.emulated.text import next_tokens, text_of
 from deployments.pool_config import EmulatorConfig
 from deployments.vllm_seam.engine_stats import EngineLoad
 from deployments.vllm_seam.engine_types import FinishReason, RequestStateStats
 from deployments.vllm_seam.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
+from router.engine_blocks import block_seed
+from router.prompt_keys import token_keys
 
 DEFAULT_OUTPUT_TOKENS = 128  # length of an answer without max_tokens
 # After a late step the engine starts the next steps without a pause until it has caught up. It catches up at most this
@@ -141,6 +144,14 @@ class EmulatedClient:
         """Whether a request has its first output token."""
         return any(stream.first_s and request.request_id == request_id for request, stream in self._streams.items())
 
+    def follow_cache(self, on_change: OnChange) -> None:
+        """Call a function with the keys of the blocks that come into the prefix cache, and of those that leave it."""
+        self._model.prefixes.on_change = on_change
+
+    def _block_keys(self, ids: Sequence[int], salt: str) -> tuple[int, ...]:
+        tokens = self.profile.block_tokens
+        return token_keys(ids, tokens, block_seed(tokens, "", salt)).keys
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
         self._model.prefixes.clear()
@@ -178,7 +189,7 @@ class EmulatedClient:
             request_id=request_id,
             input_tokens=len(ids),
             output_tokens=sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS,
-            block_hashes=block_hashes(ids, self.profile.block_tokens, prompt.get("cache_salt") or ""),
+            block_hashes=self._block_keys(ids, prompt.get("cache_salt") or ""),
             kv_ready_s=self._now_s() + handoff_s if transfer.get("do_remote_prefill") else None,
         )
         if request.kv_ready_s is not None:

@@ -95,7 +95,7 @@ class EmulatedEngine(LLMEngine):
             "created": int(time.time()),
             "model": self._model_id,
         }
-        prompt = {"type": "token", "prompt_token_ids": ids}
+        prompt = {"type": "token", "prompt_token_ids": ids, "cache_salt": request.cache_salt}
         produced = 0
         async for output in self._engine_client.generate(prompt, sampling, request.request_id):
             (part,) = output.outputs

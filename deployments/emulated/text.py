@@ -24,13 +24,3 @@ def tokens_of(text: str) -> list[int]:
     """The tokens of a text, one for every four characters; the same text always has the same tokens."""
     pieces = (text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN))
     return [zlib.crc32(piece.encode()) for piece in pieces]
-
-
-def block_hashes(ids: Sequence[int], block_tokens: int, salt: str) -> list[int]:
-    """A hash for each full block of tokens, over this block and all blocks before it."""
-    hashes: list[int] = []
-    before = zlib.crc32(salt.encode())  # hash of all that comes before a block
-    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
-        before = hash((before, *ids[start : start + block_tokens]))
-        hashes.append(before)
-    return hashes

@@ -42,9 +42,9 @@ class CacheWatch:
             piece_tokens: tokens in a router's piece of a prompt (``PrefixConfig.piece_tokens``).
         """
         self.block_tokens = block_tokens
-        self.capacity_pieces = max_blocks * block_tokens // piece_tokens
-        # A shared prefix has other pieces of text for each salt, but each block has few: twice as many are enough.
-        self.pieces = HeldPieces(max_pieces=2 * self.capacity_pieces)
+        # Twice the pieces of tokens that the KV holds: a piece of text may have fewer tokens than a piece of tokens.
+        self.capacity_pieces = 2 * max_blocks * block_tokens // piece_tokens
+        self.pieces = HeldPieces(max_pieces=self.capacity_pieces)
         self.index = PrefixIndex(max_blocks=max_blocks, on_store=self.pieces.store, on_remove=self.pieces.remove)
         self._engine = EngineBlocks(block_tokens=block_tokens, max_blocks=max_blocks)
         self._order = BatchOrder()
@@ -67,6 +67,11 @@ class CacheWatch:
             usable = blocks.keys[: max(0, blocks.tokens - 1) // self.block_tokens]
             self.index.remove(usable[cached_tokens // self.block_tokens :])
         self.index.add(blocks.keys)
+
+    def change(self, stored: Sequence[int], removed: Sequence[int]) -> None:
+        """Blocks have come into the engine's cache, in the order of their prompt, and others have left it."""
+        self.index.add(stored)
+        self.index.remove(removed)
 
     def start(self, events: Events | None, *, app: str, pool: str, replica_id: str) -> None:
         """Begin to follow the engine and to report; ``events``: ``None`` if the engine has none."""
@@ -111,9 +116,7 @@ class CacheWatch:
     def _apply(self, batch: EventBatch) -> None:
         for event in batch.events:
             if isinstance(event, BlocksStored):
-                new, gone = self._engine.store(event)
-                self.index.add(new)
-                self.index.remove(gone)
+                self.change(*self._engine.store(event))
             elif isinstance(event, BlocksCleared):
                 self._clear()
             else:

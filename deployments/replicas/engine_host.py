@@ -152,7 +152,6 @@ class EngineHost:
 
     def _request_events(self, llm_config: LLMConfig, router: RouterConfig) -> None:
         """Let the engine tell which blocks it has cached, where routing depends on them."""
-        # What an emulated engine has cached is known from its answers alone.
         is_emulated = EMULATOR_KEY in llm_config.experimental_configs
         has_cache = llm_config.engine_kwargs.get("enable_prefix_caching") is not False
         if router.follows_prefixes and has_cache and not is_emulated:
@@ -169,6 +168,8 @@ class EngineHost:
         )
         if router.follows_prefixes:
             context = serve.get_replica_context()
+            if (follow := getattr(engine_client(self), "follow_cache", None)) is not None:
+                follow(cache.change)  # an emulated engine
             cache.start(self._events, app=context.app_name, pool=context.deployment, replica_id=self.replica_id)
         return cache
 
