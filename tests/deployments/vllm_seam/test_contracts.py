@@ -223,3 +223,26 @@ print(compiled, counters["stats"]["unique_graphs"])
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.split()[-2:] == ["2", "2"]
+
+
+def test_contract_kv_events_kv_events() -> None:
+    events = installed_source("vllm/distributed/kv_events.py")
+    for part in (
+        "class AllBlocksCleared(KVCacheEvent)",
+        "block_hashes: list[ExternalBlockHash]",
+        "parent_block_hash: ExternalBlockHash | None",
+        "extra_keys: list[tuple[Any, ...] | None] | None = None",
+        "lora_name: str | None",
+        'MEDIUM_GPU = "GPU"',
+        "self._pub.send_multipart((self._topic_bytes, seq_bytes, payload))",
+        'END_SEQ = (-1).to_bytes(8, "big", signed=True)',
+        'or self._endpoint.startswith("ipc://")',
+    ):
+        assert part in events, part
+    assert "kv_events_config: KVEventsConfig | None" in installed_source("vllm/engine/arg_utils.py")
+    # The order of the extra keys of a block: adapter, images, salt, embeddings; the salt only at the beginning.
+    keys = installed_source("vllm/v1/core/kv_cache_utils.py")
+    assert "lora_extra_keys + mm_extra_keys + cache_salt_keys + prompt_embeds_keys" in keys
+    assert "[request.cache_salt] if (start_token_idx == 0 and request.cache_salt) else []" in keys
+    # One event for each copy of a block, stored and removed, unless a request asks for more.
+    assert '"kv_cache_report_mode", "incremental"' in installed_source("vllm/v1/request.py")
