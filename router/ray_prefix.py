@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Shortest time between two reports of a replica, and between two questions of a router, seconds. So a router learns of
 # a change 0.1 s later on average, and 0.2 s at most. The board answers ten calls per second and process.
 _INTERVAL_S = 0.1
+# Time until a replica looks for another board, seconds.
+_LOST_S = 1.0
 # Longest time between two reports of a replica, seconds: the board forgets one that is silent (``SILENCE_S``).
 _SIGN_OF_LIFE_S = 5.0
 
@@ -52,7 +54,7 @@ class PrefixReporter:
             except Exception as error:  # the board is lost, or has just ended
                 logger.debug("the prefix board took no report: %s", error)
                 self._board, self._must_report_all = None, True
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(_LOST_S)
 
     async def _report(self, now_s: float) -> None:
         """Report what has changed, if anything has or if the last report was long ago."""

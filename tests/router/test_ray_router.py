@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from router.pool_router import ReplicaView
+from router.prompt_keys import PromptKeys
 from router.routing import Routing
 
 pytestmark = pytest.mark.ray
@@ -367,3 +369,75 @@ def test_the_router_can_be_pickled_by_value_as_serve_does(monkeypatch: Any) -> N
     router._queue_len_gauge_last_update = {}
     router.on_replica_actor_unavailable(replica("a").replica_id)
     assert len(calls) == 1 and router._unreached() == {"a"}
+
+
+@pytest.fixture(name="prefix_router")
+async def _prefix_router(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A router of a decode pool by prefixes; no board answers."""
+    import ray
+    from ray.serve._private.common import DeploymentID
+
+    from router.ray_router import TandemRouter
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    router = TandemRouter.__new__(TandemRouter)
+    router._deployment_id = DeploymentID("decode:test_prefix_router", "tandem")
+    router.initialize_state(policy="prefix", follows_prefixes=True, request_tokens=500, sent_s=60.0)
+    return router
+
+
+def routed(routing: Routing) -> Any:
+    request = pending("1")
+    request.args[0] = SimpleNamespace(routing=routing)
+    return request
+
+
+PROMPT = PromptKeys(keys=(1, 2, 3), piece_tokens=100, tokens=400)
+
+
+async def test_the_replica_that_holds_the_prompt_is_first_and_its_choice_is_explained(prefix_router: Any) -> None:
+    candidates = [replica(name) for name in "abcd"]
+    await prefix_router.choose_replicas(candidates, routed(Routing()))
+    prefix_router._pool.prefixes.store("c", PROMPT.keys[:2])
+    routing = Routing(prompt=PROMPT)
+    ranks = await prefix_router.choose_replicas(candidates, routed(routing))
+    prefix_router.record_choice(routed(routing), ranks[0][0].replica_id.unique_id)
+    chosen = routing.chosen()
+    assert chosen is not None
+    assert (chosen.replica.replica_id, chosen.replica.overlap_tokens, chosen.reason) == ("c", 200, "prefix")
+    assert len(chosen.runners_up) == 2
+    assert prefix_router._pool.prefixes.overlap_tokens(PROMPT) == {"c": 300}  # it will soon hold all
+
+
+async def test_a_session_has_its_replica_and_says_so(prefix_router: Any) -> None:
+    candidates = [replica(name) for name in "abcd"]
+    names = set()
+    for _ in range(5):
+        routing = Routing(session="s1")
+        ranks = await prefix_router.choose_replicas(candidates, routed(routing))
+        routing.choice.replica_id = ranks[0][0].replica_id.unique_id
+        chosen = routing.chosen()
+        assert chosen is not None
+        assert chosen.reason == "session"
+        names.add(chosen.replica.replica_id)
+    assert len(names) == 1
+
+
+async def test_a_false_hit_is_corrected_and_the_computed_prompt_is_known(prefix_router: Any) -> None:
+    from router import known_pools
+
+    prefixes = prefix_router._pool.prefixes
+    other = PromptKeys(keys=(1, 2, 9), piece_tokens=100, tokens=400)
+    prefixes.store("a", (1, 2, 3))
+    seen = ReplicaView(replica_id="a", overlap_tokens=200)
+    known_pools.note_false_hit("decode:test_prefix_router", seen, other, 100)
+    assert prefixes.false_hits == 1
+    assert prefixes.overlap_tokens(other) == {"a": 300}
+
+
+async def test_pieces_of_a_replica_that_has_gone_are_forgotten(prefix_router: Any) -> None:
+    candidates = [replica(name) for name in "ab"]
+    await prefix_router.choose_replicas(candidates, routed(Routing()))
+    prefix_router._pool.prefixes.store("a", PROMPT.keys)
+    await prefix_router.choose_replicas(candidates[1:], routed(Routing()))
+    assert prefix_router._pool.prefixes.pieces("a") == 0

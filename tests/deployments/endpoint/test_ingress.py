@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.endpoint.pools import Clock, Pools
+from tests.deployments.endpoint.pools import Clock, Pools, done, event, whole
 
 pytestmark = pytest.mark.ray
 
@@ -40,10 +40,11 @@ def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
     return made, pools
 
 
-async def serve(made: Any, body: bytes | Exception, priority: str = "normal") -> Any:
+async def serve(made: Any, body: bytes | Exception, priority: str = "normal", **more: str) -> Any:
     from fastapi import Request
 
     headers = [(b"x-tandem-priority", priority.encode()), (b"content-type", b"application/json")]
+    headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
 
     async def receive() -> dict[str, Any]:
         if isinstance(body, Exception):
@@ -140,3 +141,46 @@ async def test_one_health_check_serves_all_clients_of_a_second(clock: Clock, mon
     made._health_checked_s -= 2.0  # more than a second has passed since then
     await made.health()
     assert len(looks) == 2
+
+
+def http(**headers: str) -> Any:
+    from fastapi import Request
+
+    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "headers": raw})
+
+
+def test_a_session_is_named_by_the_configured_header() -> None:
+    from deployments.endpoint.client_request import named_session
+
+    assert named_session(http(x_session_id="user-7/chat=3"), "X-Session-ID") == "user-7/chat=3"
+    assert named_session(http(x_session_id="7"), "X-Chat") is None
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 257, "caf\xe9"])
+def test_a_session_without_a_proper_name_is_refused(name: str) -> None:
+    from deployments.endpoint.client_request import named_session
+    from deployments.wire.openai_errors import OpenAIError
+
+    with pytest.raises(OpenAIError, match="X-Session-ID"):
+        named_session(http(x_session_id=name), "X-Session-ID")
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "asks", "is_allowed"), [(True, "1", True), (False, "1", True), (True, "0", True), (True, "1", False)]
+)
+async def test_a_request_is_explained_if_it_asks_and_the_configuration_allows_it(
+    clock: Clock, is_stream: bool, asks: str, is_allowed: bool
+) -> None:
+    from deployments.wire.messages import PromptRoute
+
+    made, pools = endpoint(clock)
+    made._config = made._config.model_copy(update={"explains_routing": is_allowed})
+    route = PromptRoute(path="local", reason="short", input_tokens=9, cached_tokens=0, block_tokens=32)
+    frames = [event(1)._replace(route=route), done()] if is_stream else [whole()._replace(route=route)]
+    pools.handles["a"].next = [("a0", frames)]
+    response = await serve(made, b'{"model": "m", "prompt": "a"}', x_tandem_explain=asks)
+    header = response.headers.get("x-tandem-routing")
+    assert pools.handles["a"].requests[0].reports_route == (header is not None) == (asks == "1" and is_allowed)
+    if header is not None:
+        assert json.loads(header)["path"] == "local"

@@ -315,3 +315,42 @@ async def test_an_answer_that_no_replica_can_send_is_an_error_of_the_request(clo
     assert made.reports() == []
     made.handles["a"].next = [("a0", [error("Bandwidth exhausted")]), ("a1", [whole()])]
     assert await made.answer() == [whole()]
+
+
+async def test_what_the_engine_found_of_a_prompt_is_told_to_its_router(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.metrics import PREFIX_EXPECTED, PREFIX_FALSE_HITS, PREFIX_FOUND, ROUTED
+    from deployments.wire.messages import PromptRoute
+    from router import known_pools
+    from router.pool_router import ReplicaView
+    from router.prompt_keys import PromptKeys
+
+    told: list[Any] = []
+    monkeypatch.setattr(known_pools, "note_false_hit", lambda *arguments: told.append(arguments))
+    counters = [each.labels("decode") for each in (PREFIX_EXPECTED, PREFIX_FOUND, PREFIX_FALSE_HITS)]
+    counters.append(ROUTED.labels("decode", "prefix"))
+    before = [each._value.get() for each in counters]
+    made = Pools(clock)
+    pool = made.handles["a"]
+    # The prompt has 400 tokens, and its text counts as 200.
+    route = PromptRoute(path="local", reason="cached", input_tokens=400, cached_tokens=101, block_tokens=32)
+    pool.next = [("a0", [event(1)._replace(route=route), done()])]
+    request = made.request()
+    request.pieces = PromptKeys(keys=(1, 2, 3), piece_tokens=50, tokens=200)
+    views = [ReplicaView(replica_id=name, overlap_tokens=tokens) for name, tokens in (("a0", 100), ("a1", 50))]
+    remote = pool.remote
+
+    def routed(sent: Any) -> Any:
+        sent.routing.choice.considered = tuple(views)
+        return remote(sent)
+
+    pool.remote = routed  # type: ignore[method-assign]
+    assert [frame.text async for frame in made.relay.frames(request)] == [event(1).text, done().text]
+    assert pool.requests[0].reports_route
+    assert pool.requests[0].routing.prompt == request.pieces
+    found = (101 + 31) * 200 // 400  # 66 of the router's tokens, where it expected 100
+    assert told == [("decode:test_endpoint:a", views[0], request.pieces, found)]
+    assert [each._value.get() - was for each, was in zip(counters, before, strict=True)] == [100, found, 1, 1]
+    assert request.route == route
+    assert request.chosen.runners_up == (views[1],)
