@@ -66,7 +66,7 @@ class PrefillQueueConfig(StrictConfig):
 
 
 class PrefixConfig(StrictConfig):
-    """Settings of the routing policy ``prefix`` (``router.pool_router``)."""
+    """How requests find the replica that has computed the beginning of their prompt, with policy `prefix`."""
 
     request_tokens: int = Field(100, ge=1, le=1_000_000)
     """Prompt tokens that one running request of a decode replica is worth. A replica with one request more is chosen if

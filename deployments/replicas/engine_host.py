@@ -156,7 +156,7 @@ class EngineHost:
         has_cache = llm_config.engine_kwargs.get("enable_prefix_caching") is not False
         if router.follows_prefixes and has_cache and not is_emulated:
             self._events = KvEvents()
-            llm_config.engine_kwargs |= self._events.engine_arguments()
+            llm_config.engine_kwargs.update(self._events.engine_arguments())
 
     def _watch_cache(self, router: RouterConfig) -> CacheWatch:
         """Watch what the engine has cached; it has started."""
