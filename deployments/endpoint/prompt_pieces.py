@@ -14,7 +14,8 @@ from router.prompt_keys import PromptKeys, prompt_seed, text_keys, token_keys
 
 # Characters of a token: usual for English text. If they are more or fewer, pieces have more or fewer tokens.
 _CHARS_PER_TOKEN = 4
-# Beginning of a prompt that is cut, tokens. It bounds the work: a chat of this length takes 10 ms (CPU time, one core).
+# Beginning of a prompt that is cut, tokens. It bounds the work: a chat of this length takes 16 ms, token ids take 30 ms
+# (CPU time, one core). A chat of 2,000 tokens takes 0.07 ms.
 _MOST_TOKENS = 1 << 18
 # Fields that a chat template writes before the messages, and fields that change what it writes.
 _HEAD = ("tools", "documents")
