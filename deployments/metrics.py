@@ -36,13 +36,13 @@ CACHED_TOKENS_ERROR = Histogram(
 CACHE_EVENTS_LOST = Counter(
     "tandem_cache_events_lost", "Batches of an engine's cache events after a gap, late, or of a new engine", ["how"]
 )
-ROUTED = Counter("tandem_routed", "Answered calls by role of the replica and why it was chosen", ["role", "reason"])
+ROUTED = Counter("tandem_routed", "Answered calls by role of their replica, and why it was chosen", ["to", "reason"])
 PREFIX_EXPECTED = Counter(
-    "tandem_prefix_expected_tokens", "Prompt tokens that routers expected in the cache of the chosen replica", ["role"]
+    "tandem_prefix_expected_tokens", "Prompt tokens that routers expected in the cache of the chosen replica", ["to"]
 )
-PREFIX_FOUND = Counter("tandem_prefix_found_tokens", "Expected prompt tokens that the engine had cached", ["role"])
+PREFIX_FOUND = Counter("tandem_prefix_found_tokens", "Expected prompt tokens that the engine had cached", ["to"])
 PREFIX_FALSE_HITS = Counter(
-    "tandem_prefix_false_hits", "Prompts of which the engine had cached fewer tokens than expected", ["role"]
+    "tandem_prefix_false_hits", "Prompts of which the engine had cached fewer tokens than expected", ["to"]
 )
 PREFILL_BACKLOG = Gauge(
     "tandem_prefill_backlog_tokens", "Prompt tokens that wait on prefill, by this decode replica's estimate"

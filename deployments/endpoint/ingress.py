@@ -306,9 +306,13 @@ class Ingress:
             request.endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
         )
         if (piece_tokens := request.model.piece_tokens) is not None:
-            model, tokens = request.model.model_id, request.place.tokens
             request.pieces = prompt_pieces(
-                request.endpoint, fields, model=model, tokens=tokens, piece_tokens=piece_tokens
+                request.endpoint,
+                fields,
+                model=request.model.model_id,
+                tokens=request.place.tokens,
+                piece_tokens=piece_tokens,
+                chars_per_token=request.model.chars_per_token,
             )
 
     @contextmanager

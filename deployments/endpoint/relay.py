@@ -91,6 +91,8 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
 def _note_route(request: ClientRequest, group: DecodeGroup, routing: Routing, route: PromptRoute) -> None:
     """Note where the prompt was computed, and whether the decode engine had of it what the router expected."""
     request.chosen, request.route = routing.chosen(), route
+    if request.pieces is not None:
+        request.model.note_tokens(request.pieces, route.input_tokens)
     note_found(
         group.pool,
         Role.DECODE,

@@ -23,17 +23,22 @@ from autoscale.engines.variants import Worth
 from autoscale.types import PoolKey
 from deployments.config import ServiceConfig
 from deployments.endpoint.gate import Gate
+from deployments.endpoint.prompt_pieces import CHARS_PER_TOKEN
 from deployments.wire.call import PoolCaller
 from deployments.wire.messages import Frame
 from deployments.wire.openai_errors import OpenAIError
 from router import known_pools
 from router.groups import GroupLoad, choose_group
+from router.prompt_keys import PromptKeys
 from router.ray_coordinator import MembershipFeed, find_coordinator
 
 logger = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0  # seconds that a decode pool has for the answer to a health check
 _WAKE_INTERVAL_S = 2.0  # seconds between two calls to the coordinator for one request
+# Weight of the latest prompt in the mean characters of a token: the mean follows a change within some tens of prompts.
+_CHARS_WEIGHT = 0.05
+_MOST_CHARS_FACTOR = 32.0  # bounds of the mean, characters per token: at most this, and at least one by this
 _POLL_S = 0.05  # seconds between two checks whether a sleeping model has a replica
 NO_REPLICA_RETRY_S = 5.0  # Retry-After, seconds, of a request that came while no decode replica ran
 
@@ -109,6 +114,7 @@ class ServedModel:
         self.most_prompt_tokens = min(bounds, default=None)  # longer prompts are not computed
         # Tokens in a piece of a prompt; ``None``: decode replicas are chosen by load alone.
         self.piece_tokens = config.router.prefix.piece_tokens if config.router.follows_prefixes else None
+        self.chars_per_token: float = CHARS_PER_TOKEN  # mean characters of the model's tokens, from its prompts so far
         self.slow_tpot_s = config.router.outlier.slow_tpot_s
         self.can_sleep = config.autoscale is not None and not any(group.decode.replicas for group in config.groups)
         self._membership = membership
@@ -124,6 +130,15 @@ class ServedModel:
         if self.long is None or tokens < self.least_long_tokens:
             return self
         return self.long if any(known_pools.has_replicas(group.pool) for group in self.long.groups) else self
+
+    def note_tokens(self, pieces: PromptKeys, input_tokens: int) -> None:
+        """Learn the model's tokens from a prompt: what its text was estimated at, and its real number of tokens.
+
+        A prompt of token ids teaches nothing, since both numbers are equal.
+        """
+        measured = self.chars_per_token * pieces.tokens / max(1, input_tokens)
+        mean = self.chars_per_token + _CHARS_WEIGHT * (measured - self.chars_per_token)
+        self.chars_per_token = min(max(mean, 1 / _MOST_CHARS_FACTOR), _MOST_CHARS_FACTOR)
 
     def serving(self) -> list[DecodeGroup]:
         """The groups whose decode pool has replicas that the plan admits. Without such a group: all that have replicas.

@@ -166,6 +166,6 @@ async def test_prefill_is_chosen_by_what_its_engine_holds(real: Any) -> None:
 
 def found_frac(app: Any, role: str) -> float:
     """Share of the tokens expected in the caches of a role's engines that they had."""
-    expected = total(app, "tandem_prefix_expected_tokens_total", role=role)
+    expected = total(app, "tandem_prefix_expected_tokens_total", to=role)
     assert expected > 0
-    return total(app, "tandem_prefix_found_tokens_total", role=role) / expected
+    return total(app, "tandem_prefix_found_tokens_total", to=role) / expected

@@ -44,6 +44,15 @@ def test_a_text_of_128_characters_in_a_piece_counts_four_to_a_token() -> None:
     assert (len(made.keys), made.piece_tokens, made.tokens) == (2, 32, 75)
 
 
+def test_mean_characters_change_the_tokens_and_no_key() -> None:
+    made = prompt_pieces(
+        "completions", {"prompt": "a" * 300}, model="m", tokens=1, piece_tokens=32, chars_per_token=2.0
+    )
+    assert made is not None
+    assert made.keys == keys("completions", {"prompt": "a" * 300})
+    assert (made.piece_tokens, made.tokens) == (64, 150)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -99,6 +108,7 @@ def test_token_ids_are_cut_as_tokens() -> None:
 
 def test_the_work_for_a_long_prompt_is_bounded_and_its_whole_length_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TOKENS", 64)
+    monkeypatch.setattr(module, "_MOST_CHARS", 256)
     text = pieces("completions", {"prompt": TEXT}, tokens=440)
     assert text is not None
     assert (len(text.keys), text.tokens) == (2, 440)

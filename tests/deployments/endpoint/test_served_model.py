@@ -159,3 +159,19 @@ def test_very_long_prompts_go_to_the_usual_groups_while_their_own_have_no_replic
     know(monkeypatch, a=[], b=["b0"])
     assert not usual.serving()  # other prompts do not go to the groups of long ones
     assert not usual.is_stranded("decode:test_endpoint:a")
+
+
+def test_mean_characters_of_a_token_follow_the_prompts_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    from router.prompt_keys import PromptKeys
+
+    model = Pools(Clock(monkeypatch)).model
+    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=300), 300)  # token ids
+    assert model.chars_per_token == 4.0
+    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=100), 200)  # text with 2 characters in a token
+    assert model.chars_per_token == pytest.approx(4.0 - 0.05 * 2.0)
+    for _ in range(300):  # a text of 1,200 characters, of 2 in a token
+        tokens = round(1200 / model.chars_per_token)
+        model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=tokens), 600)
+    assert model.chars_per_token == pytest.approx(2.0, abs=0.02)
+    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=10**9), 1)
+    assert model.chars_per_token == 32.0
