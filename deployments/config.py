@@ -165,6 +165,17 @@ class ServiceConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_prefix_caching(self) -> Self:
+        for key, pool in self.role_configs().items():
+            kwargs = {**self.engine_kwargs, **pool.engine_kwargs}
+            if self.router.follows_prefixes and kwargs.get("enable_prefix_caching") is False:
+                raise ValueError(
+                    f"router.policy is 'prefix', and engine_kwargs of {key} set enable_prefix_caching to false: leave "
+                    "enable_prefix_caching out, or choose the policy least_tokens"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_unused_max_replicas(self) -> Self:
         bounded = [key for key, pool in self.role_configs().items() if pool.max_replicas is not None]
         if self.autoscale is None and bounded:

@@ -96,18 +96,19 @@ class PrefixFeed:
 
     async def _watch(self, board: Any, version: int) -> int:
         """Wait for the board's next news and apply them. Returns their version."""
-        news = await board.watch.remote(self._pool, version)
-        self._apply(news)
+        news: PoolNews = await board.watch.remote(self._pool, version)
+        for report in news.reports:
+            self._apply(report)
+            await asyncio.sleep(0)  # the whole state of a large pool takes seconds, and requests must not wait for it
         await asyncio.sleep(_INTERVAL_S)
         return int(news.version)
 
-    def _apply(self, news: PoolNews) -> None:
-        for report in news.reports:
-            if report.is_whole:
-                self._prefixes.clear(report.replica_id)
-                if report.capacity_pieces:
-                    self._prefixes.set_capacity(report.replica_id, report.capacity_pieces)
-            if report.removed:
-                self._prefixes.remove(report.replica_id, unpacked(report.removed))
-            if report.stored:
-                self._prefixes.store(report.replica_id, unpacked(report.stored))
+    def _apply(self, report: HeldReport) -> None:
+        if report.is_whole:
+            self._prefixes.clear(report.replica_id)
+            if report.capacity_pieces:
+                self._prefixes.set_capacity(report.replica_id, report.capacity_pieces)
+        if report.removed:
+            self._prefixes.remove(report.replica_id, unpacked(report.removed))
+        if report.stored:
+            self._prefixes.store(report.replica_id, unpacked(report.stored))

@@ -153,8 +153,7 @@ class EngineHost:
     def _request_events(self, llm_config: LLMConfig, router: RouterConfig) -> None:
         """Let the engine tell which blocks it has cached, where routing depends on them."""
         is_emulated = EMULATOR_KEY in llm_config.experimental_configs
-        has_cache = llm_config.engine_kwargs.get("enable_prefix_caching") is not False
-        if router.follows_prefixes and has_cache and not is_emulated:
+        if router.follows_prefixes and not is_emulated:
             self._events = KvEvents()
             llm_config.engine_kwargs.update(self._events.engine_arguments())
 

@@ -165,6 +165,15 @@ def test_the_lowest_context_is_that_of_all_groups_and_the_longest_needs_one_of_e
     assert (config.max_model_len, config.longest_context_tokens) == (lowest, longest)
 
 
+def test_routing_by_prefixes_needs_engines_that_cache_them() -> None:
+    fields: dict[str, Any] = {"model": {"id": "m", "source": "/m"}, "groups": [{"name": "g0"}]}
+    without = {"engine_kwargs": {"enable_prefix_caching": False}}
+    ServiceConfig.model_validate({**fields, **without})
+    ServiceConfig.model_validate({**fields, "router": {"policy": "prefix"}})
+    with pytest.raises(ValidationError, match="enable_prefix_caching to false: leave enable_prefix_caching out"):
+        ServiceConfig.model_validate({**fields, **without, "router": {"policy": "prefix"}})
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_a_context_of_true_or_false_is_refused(value: bool) -> None:
     with pytest.raises(ValidationError, match=f"max_model_len is {value}: set a number of tokens"):

@@ -88,6 +88,7 @@ def decode(
     answer_tokens: int = 0,
     max_prompt_tokens: int | None = None,
     watch: Any = None,
+    piece_tokens: int | None = None,
 ) -> Any:
     from autoscale.observe.request_stats import RequestStats
     from deployments.replicas.cache_watch import CacheWatch
@@ -125,6 +126,7 @@ def decode(
         requests=requests,
         length=RouterConfig().length,
         cache=CacheWatch(block_tokens=32, max_blocks=prefix_cache_blocks, piece_tokens=128),
+        piece_tokens=piece_tokens,
         max_prompt_tokens=max_prompt_tokens,
     )
 
@@ -591,3 +593,71 @@ async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the
     ends.set()
     await answering
     assert not generate._first_tokens._waiting
+
+
+async def test_a_prompt_is_cut_for_the_routing_of_its_prefill(client: Client, prefill: Prefill) -> None:
+    from deployments.replicas.cache_watch import piece_keys
+
+    for piece_tokens, keys in ((None, None), (200, piece_keys(LONG, 200))):
+        prefill.requests.clear()
+        prefill.calls.clear()
+        task = asyncio.create_task(run(decode(client, prefill, piece_tokens=piece_tokens), LONG))
+        await sent(prefill, 1)
+        prefill.calls[0].set_result(answered())
+        await task
+        assert prefill.requests[0].routing.prompt == keys
+    assert keys is not None
+    assert len(keys.keys) == 3
+
+
+async def test_the_endpoint_learns_the_path_and_what_the_engine_had(client: Client) -> None:
+    from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+
+    generate = decode(client, None)
+    traces = []
+    for reports_route in (True, True, False):
+        trace = RequestTrace(reports_route=reports_route)
+        CURRENT_TRACE.set(trace)
+        await run(generate, LONG)
+        traces.append(trace)
+    routes = [trace.take_route() for trace in traces]
+    assert routes[2] is None
+    assert traces[0].take_route() is None  # it is told once
+    assert [(route.path, route.reason, route.input_tokens) for route in routes[:2]] == [
+        ("local", "aggregated", len(LONG))
+    ] * 2
+    # The second time the index has 576 of the 600 tokens, and the engine says that it found none.
+    assert [route.cached_tokens for route in routes[:2]] == [0, 0]
+
+
+async def test_a_replica_reports_the_endpoints_pieces_once_its_engine_has_the_prompt(client: Client) -> None:
+    from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+    from router.prompt_keys import PromptKeys
+
+    generate = decode(client, None)
+    text = PromptKeys(keys=(1, 2, 3), piece_tokens=100, tokens=300)  # a text of 600 tokens that counts as 300
+    CURRENT_TRACE.set(RequestTrace(pieces=text))
+    await run(generate, LONG)
+    assert sorted(generate._cache.pieces.take()[0]) == [1, 2, 3]
+
+
+async def test_prompts_with_images_adapters_or_other_salts_share_no_cache(client: Client) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    generate = decode(client, None)
+
+    async def cached(prompt: dict[str, Any], **kwargs: Any) -> list[int]:
+        before = [int(generate._cache.index.cached_tokens(generate._cache.blocks(LONG, **names))) for names in KINDS]
+        async for _ in generate({"prompt_token_ids": LONG, **prompt}, SamplingParams(), "r", **kwargs):
+            pass
+        return before
+
+    none = [0, 0, 0]
+    assert await cached({"type": "multimodal"}) == none
+    assert await cached({"type": "token", "cache_salt": "blue"}) == none
+    assert await cached({"type": "token"}, lora_request=SimpleNamespace(lora_name="a")) == [0, 576, 0]
+    assert await cached({"type": "token"}) == [0, 576, 576]
+    assert await cached({"type": "token"}) == [576, 576, 576]
+
+
+KINDS: list[dict[str, str]] = [{}, {"salt": "blue"}, {"lora": "a"}]

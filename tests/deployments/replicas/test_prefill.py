@@ -1,6 +1,7 @@
 """When a prefill replica that Serve ends may end its engine, and what it reports."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,3 +101,32 @@ async def test_the_queue_and_the_load_of_a_report_are_of_one_moment(monkeypatch:
     monkeypatch.setattr(prefill, "engine_stats", lambda: type("Stats", (), {"load": load})())
     report = await server.record_autoscaling_stats()
     assert (report["waiting_requests"], report["queued_prefill_tokens"]) == (0, 0)
+
+
+async def test_an_answer_says_what_the_engine_had_and_the_replica_holds_the_prompt_from_then_on() -> None:
+    from deployments.replicas import prefill
+    from deployments.replicas.cache_watch import CacheWatch, piece_keys
+    from deployments.wire.messages import PrefillRequest
+    from router.routing import Routing
+
+    class Server(prefill.PrefillServer):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """Do nothing: the garbage collector calls this, and Serve awaits it."""
+
+    class Computing:
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            yield SimpleNamespace(kv_transfer_params={"from": "p"}, metrics=None, num_cached_tokens=16)
+
+        def get_num_queued_tokens(self) -> int:
+            return 0
+
+    server = Server.__new__(Server)
+    server.engine = SimpleNamespace(_engine_client=Computing())
+    server.replica_id, server._cache = "p", CacheWatch(block_tokens=8, max_blocks=100, piece_tokens=16)
+    ids = list(range(40))
+    pieces = piece_keys(ids, 16)
+    for prompt, held in ((None, []), (pieces, sorted(pieces.keys))):
+        request = PrefillRequest(request_id="r", token_ids=ids, routing=Routing(prompt=prompt))
+        (answer,) = [one async for one in server.prefill(request)]
+        assert (answer.cached_tokens, answer.block_tokens) == (16, 8)
+        assert sorted(server._cache.pieces.take()[0]) == held

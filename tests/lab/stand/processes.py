@@ -22,6 +22,7 @@ _KINDS = (
     ("ServeController", "serve controller"),
     ("Coordinator", "coordinator"),
     ("HealthBoard", "health board"),
+    ("PrefixBoard", "prefix board"),
     ("gcs_server ", "ray gcs"),
     ("raylet/raylet ", "raylet"),
 )
