@@ -68,6 +68,12 @@ class CacheWatch:
             self.index.remove(usable[cached_tokens // self.block_tokens :])
         self.index.add(blocks.keys)
 
+    def answered(self, blocks: PromptKeys, token_ids: Sequence[int]) -> None:
+        """The engine holds a prompt and its answer; ``blocks``: of the prompt, ``token_ids``: of both together."""
+        if blocks.keys:  # the keys go on from the last one, so the prompt is not hashed again
+            rest = token_ids[len(blocks.keys) * self.block_tokens :]
+            self.index.add([*blocks.keys, *token_keys(rest, self.block_tokens, blocks.keys[-1]).keys])
+
     def change(self, stored: Sequence[int], removed: Sequence[int]) -> None:
         """Blocks have come into the engine's cache, in the order of their prompt, and others have left it."""
         self.index.add(stored)
@@ -92,17 +98,15 @@ class CacheWatch:
         turn = self._order.turn(batch.number, batch.at_s)
         if turn is not Turn.NEXT:
             CACHE_EVENTS_LOST.labels(turn).inc()
-        if turn is Turn.LATE:
-            return
         if turn is Turn.RESTART:
             self._clear()
             self._order = BatchOrder()
-            turn = self._order.turn(batch.number, batch.at_s)
-        if turn is Turn.GAP:
+        if self._order.turn(batch.number, batch.at_s) is Turn.GAP:
             await self._fill(events)
-            if self._order.turn(batch.number, batch.at_s) is Turn.LATE:  # the replay had this batch too
-                return
-        if self._order.turn(batch.number, batch.at_s) is Turn.GAP:  # what is missing cannot be had any more
+        turn = self._order.turn(batch.number, batch.at_s)
+        if turn is Turn.LATE:  # it came before, or with the missing ones
+            return
+        if turn is Turn.GAP:  # what is missing cannot be had any more
             self._clear()
         self._apply(batch)
 

@@ -270,9 +270,7 @@ class PDGenerate:
             generation.pull.has_ended = True
         if generation.ids is not None and generation.blocks is not None and generation.output_ids:
             # The engine computes a token's KV one step after the token, so the last token has none.
-            computed_ids = [*generation.ids, *generation.output_ids[:-1]]
-            blocks = self._cache.blocks(computed_ids, lora=generation.lora, salt=generation.salt)
-            self._cache.index.add(blocks.keys)
+            self._cache.answered(generation.blocks, [*generation.ids, *generation.output_ids[:-1]])
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
         """Raises VLLMValidationError: the prompt is too long, or the prompt and ``max_tokens`` together."""

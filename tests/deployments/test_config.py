@@ -42,6 +42,7 @@ def test_gpus_are_tensor_times_pipeline_parallel() -> None:
         ("tensor_parallel_size", "set the role's tensor_parallel_size instead"),
         ("pipeline_parallel_size", "set the role's pipeline_parallel_size instead"),
         ("kv_transfer_config", "set kv_transfer instead"),
+        ("kv_events_config", "set router.policy instead"),
         ("worker_extension_cls", "leave it out"),
         ("distributed_executor_backend", "leave it out"),
         ("disable_log_stats", "leave it out"),

@@ -137,3 +137,10 @@ def test_blocks_that_the_engine_did_not_find_are_reported_anew() -> None:
     cache.computed(blocks, 8)  # it had two blocks, so the end of the first piece
     cache.name(pieces, blocks)
     assert cache.pieces.take() == ([2], [])
+
+
+def test_an_answer_goes_on_from_the_blocks_of_its_prompt() -> None:
+    cache = watch()
+    cache.answered(cache.blocks(IDS[:10], salt="blue"), IDS)
+    assert cache.index.cached_tokens(cache.blocks(IDS, salt="blue")) == 20
+    assert len(cache.index) == 6
