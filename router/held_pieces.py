@@ -7,6 +7,7 @@ held while its engine holds the block in which, or just before which, the piece 
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.prompt_keys import PromptKeys
 
@@ -17,6 +18,21 @@ def found_tokens(pieces: PromptKeys, *, input_tokens: int, cached_tokens: int, b
     A piece counts as held from the block before its end on, so less than a block more counts as found.
     """
     return int((cached_tokens + block_tokens - 1) * pieces.tokens / max(1, input_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceChanges:
+    """How the pieces that an engine holds have changed.
+
+    Attributes:
+        stored: pieces that have come, and are held.
+        removed: pieces that have gone.
+        coming: pieces of prompts that were accepted, and that the engine is about to compute.
+    """
+
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    coming: tuple[int, ...] = ()
 
 
 class HeldPieces:
@@ -31,6 +47,7 @@ class HeldPieces:
         # Pieces that have come or gone since the last ``take``. One that has gone and come again is among them, since a
         # router may have noticed that it was gone.
         self._changed: set[int] = set()
+        self._coming: set[int] = set()  # pieces that were named and not held at that time, since the last ``take``
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,16 +80,21 @@ class HeldPieces:
         for piece in list(self._pieces.get(block, ())):
             self._forget(piece)
 
-    def take(self) -> tuple[list[int], list[int]]:
-        """The pieces that have come, and those that have gone, since the last call."""
-        stored = [piece for piece in self._changed if piece in self._held]
-        removed = [piece for piece in self._changed if piece not in self._held]
+    def take(self) -> PieceChanges:
+        """The changes since the last call."""
+        changes = PieceChanges(
+            stored=tuple(piece for piece in self._changed if piece in self._held),
+            removed=tuple(piece for piece in self._changed if piece not in self._held),
+            coming=tuple(piece for piece in self._coming if piece not in self._held),
+        )
         self._changed.clear()
-        return stored, removed
+        self._coming.clear()
+        return changes
 
     def take_all(self) -> list[int]:
         """All pieces that are held; the next ``take`` gives the changes after them."""
         self._changed.clear()
+        self._coming.clear()
         return list(self._held)
 
     def _bind(self, piece: int, block: int, is_held: Callable[[int], bool]) -> None:
@@ -87,6 +109,8 @@ class HeldPieces:
             self._pieces.setdefault(block, set()).add(piece)
         self._blocks.move_to_end(piece)
         self._set(piece, is_held=is_held(block))
+        if piece not in self._held:
+            self._coming.add(piece)
 
     def _unbind(self, piece: int, block: int) -> None:
         pieces = self._pieces[block]

@@ -11,8 +11,9 @@ from typing import Any
 
 import ray
 
-from router.held_pieces import HeldPieces
+from router.held_pieces import HeldPieces, PieceChanges
 from router.prefix_map import PrefixMap
+from router.prompt_keys import PromptKeys
 from router.ray_actors import find_actor, follow, is_another
 from router.shared_prefixes import HeldReport, PoolNews, packed, unpacked
 
@@ -65,10 +66,10 @@ class PrefixReporter:
                 self._board, self._must_report_all = found, True
         if self._board is None:
             return
-        stored, removed = self._pieces.take()
+        changes = self._pieces.take()
         if self._must_report_all:
-            stored, removed = self._pieces.take_all(), []
-        elif not (stored or removed or is_due):
+            changes = PieceChanges(stored=tuple(self._pieces.take_all()), coming=changes.coming)
+        elif changes == PieceChanges() and not is_due:
             return
         self._number += 1
         report = HeldReport(
@@ -76,8 +77,9 @@ class PrefixReporter:
             number=self._number,
             is_whole=self._must_report_all,
             capacity_pieces=self._capacity_pieces,
-            stored=packed(stored),
-            removed=packed(removed),
+            stored=packed(changes.stored),
+            removed=packed(changes.removed),
+            coming=packed(changes.coming),
         )
         self._reported_s = now_s
         self._must_report_all = not await self._board.report.remote(self._pool, report)
@@ -110,5 +112,9 @@ class PrefixFeed:
                 self._prefixes.set_capacity(report.replica_id, report.capacity_pieces)
         if report.removed:
             self._prefixes.remove(report.replica_id, unpacked(report.removed))
+        if report.coming:  # a replica cannot report them as stored before it has computed them
+            keys = tuple(unpacked(report.coming))
+            prompt = PromptKeys(keys=keys, piece_tokens=1.0, tokens=len(keys) + 1)
+            self._prefixes.sent(report.replica_id, prompt, time.monotonic())
         if report.stored:
             self._prefixes.store(report.replica_id, unpacked(report.stored))

@@ -26,6 +26,7 @@ class HeldReport:
     capacity_pieces: int = 0  # the engine's KV, in pieces
     stored: bytes = b""
     removed: bytes = b""
+    coming: bytes = b""  # pieces that the engine is about to compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class PoolPrefixes:
         replica.number, replica.reported_s = report.number, now_s
         replica.keys.difference_update(unpacked(report.removed))
         replica.keys.update(unpacked(report.stored))
-        if report.is_whole or report.stored or report.removed:
+        if report.is_whole or report.stored or report.removed or report.coming:
             self._note(report)
         return True
 
@@ -106,4 +107,4 @@ class PoolPrefixes:
 
 
 def _size(report: HeldReport) -> int:
-    return (len(report.stored) + len(report.removed)) // 8 + 1  # a report itself takes memory too
+    return (len(report.stored) + len(report.removed) + len(report.coming)) // 8 + 1  # a report itself takes memory too

@@ -68,11 +68,12 @@ class CacheWatch:
             self.index.remove(usable[cached_tokens // self.block_tokens :])
         self.index.add(blocks.keys)
 
-    def answered(self, blocks: PromptKeys, token_ids: Sequence[int]) -> None:
+    def answered(self, blocks: PromptKeys, token_ids: Sequence[int], *, lora: str = "", salt: str = "") -> None:
         """The engine holds a prompt and its answer; ``blocks``: of the prompt, ``token_ids``: of both together."""
-        if blocks.keys:  # the keys go on from the last one, so the prompt is not hashed again
-            rest = token_ids[len(blocks.keys) * self.block_tokens :]
-            self.index.add([*blocks.keys, *token_keys(rest, self.block_tokens, blocks.keys[-1]).keys])
+        # The keys go on from the last one, so the prompt is not hashed again.
+        before = blocks.keys[-1] if blocks.keys else block_seed(self.block_tokens, lora, salt)
+        rest = token_ids[len(blocks.keys) * self.block_tokens :]
+        self.index.add([*blocks.keys, *token_keys(rest, self.block_tokens, before).keys])
 
     def change(self, stored: Sequence[int], removed: Sequence[int]) -> None:
         """Blocks have come into the engine's cache, in the order of their prompt, and others have left it."""

@@ -270,7 +270,8 @@ class PDGenerate:
             generation.pull.has_ended = True
         if generation.ids is not None and generation.blocks is not None and generation.output_ids:
             # The engine computes a token's KV one step after the token, so the last token has none.
-            self._cache.answered(generation.blocks, [*generation.ids, *generation.output_ids[:-1]])
+            computed_ids = [*generation.ids, *generation.output_ids[:-1]]
+            self._cache.answered(generation.blocks, computed_ids, lora=generation.lora, salt=generation.salt)
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
         """Raises VLLMValidationError: the prompt is too long, or the prompt and ``max_tokens`` together."""

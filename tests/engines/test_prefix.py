@@ -10,7 +10,8 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.engines.endpoint import emulated_document, eventually, samples, total
+from tests.engines.endpoint import WAIT_S, emulated_document, eventually, samples, total
+from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -70,9 +71,9 @@ async def reported(app: Any, model: str, messages: list[dict[str, str]]) -> str:
     return str(route["decode"]["replica"])
 
 
-def board_process(app: Any) -> psutil.Process:
-    (board,) = [one for one in app.processes() if "PrefixBoard" in " ".join(one.cmdline())]
-    return board
+def boards(app: Any) -> list[psutil.Process]:
+    """The processes of prefix boards."""
+    return [one for one in app.processes() if "PrefixBoard" in title(one)]
 
 
 async def repeats_are_known(app: Any, model: str, seed: int) -> None:
@@ -111,11 +112,11 @@ async def test_a_session_has_one_replica(emulated: Any) -> None:
 
 
 async def test_after_a_lost_board_requests_are_answered_and_prefixes_are_known_again(emulated: Any) -> None:
-    board = board_process(emulated)
+    (board,) = boards(emulated)
     board.kill()
     for seed in range(100, 110):
         await chat(emulated, "llama-70b", [{"role": "user", "content": said(150, random.Random(seed))}])
-    await eventually(lambda: board_process(emulated).pid != board.pid, within_s=60.0)
+    await eventually(lambda: bool({one.pid for one in boards(emulated)} - {board.pid}), within_s=WAIT_S)
     for _ in range(30):  # until all have found the new board
         try:
             await repeats_are_known(emulated, "llama-70b", 200)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.held_pieces import HeldPieces, found_tokens
+from router.held_pieces import HeldPieces, PieceChanges, found_tokens
 from router.prompt_keys import PromptKeys
 
 
@@ -54,13 +54,20 @@ def test_a_held_block_is_kept_for_a_piece_of_which_another_prompt_estimates_a_bl
 def test_changes_are_those_since_the_last_ones() -> None:
     pieces = HeldPieces(max_pieces=10)
     pieces.name(cut([1, 2], 4, 8), cut([11, 12], 4, 8), lambda block: False)
-    assert pieces.take() == ([], [])
+    assert pieces.take() == PieceChanges(coming=(1, 2))
     pieces.store(11)
-    assert pieces.take() == ([1], [])
+    assert pieces.take() == PieceChanges(stored=(1,))
     pieces.store(12)
     pieces.remove(11)
-    assert pieces.take() == ([2], [1])
-    assert pieces.take() == ([], [])
+    assert pieces.take() == PieceChanges(stored=(2,), removed=(1,))
+    assert pieces.take() == PieceChanges()
+
+
+def test_pieces_that_are_held_by_the_next_report_are_not_coming_any_more() -> None:
+    pieces = HeldPieces(max_pieces=10)
+    pieces.name(cut([1, 2], 4, 8), cut([11, 12], 4, 8), lambda block: False)
+    pieces.store(11)
+    assert pieces.take() == PieceChanges(stored=(1,), coming=(2,))
 
 
 def test_a_piece_that_went_and_came_again_is_reported_again() -> None:
@@ -70,7 +77,7 @@ def test_a_piece_that_went_and_came_again_is_reported_again() -> None:
     pieces.take()
     pieces.remove(11)
     pieces.name(prompt, blocks, lambda block: True)
-    assert pieces.take() == ([1], [])
+    assert pieces.take() == PieceChanges(stored=(1,))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 6))
@@ -81,8 +88,8 @@ def test_no_more_pieces_are_remembered_than_the_bound(steps: list[tuple[int, boo
         pieces.name(cut([number, 100 + number], 4, 8), cut([number, 50 + number], 4, 8), lambda _, held=is_held: held)
         if number % 3 == 0:
             pieces.remove(number)
-        stored, removed = pieces.take()
-        told = (told - set(removed)) | set(stored)
+        changes = pieces.take()
+        told = (told - set(changes.removed)) | set(changes.stored)
         assert len(pieces) <= bound
         assert told == set(pieces.take_all())
 

@@ -119,6 +119,13 @@ async def test_two_routers_see_the_same_and_a_later_one_too(announced: list[Any]
     stop(a, b, *routers, late)
 
 
+async def test_a_prompt_that_a_replica_has_accepted_is_known_before_it_is_computed(announced: list[Any]) -> None:
+    replica, router = Replica("a"), Router()
+    replica.pieces.name(PROMPT, PromptKeys(keys=(7, 8, 9), piece_tokens=10, tokens=40), lambda _: False)
+    await router.sees(a=30)
+    stop(replica, router)
+
+
 async def test_a_new_board_learns_all_pieces_and_routers_keep_them_meanwhile(announced: list[Any]) -> None:
     replica, router = Replica("a"), Router()
     replica.hold(1)

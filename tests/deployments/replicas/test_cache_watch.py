@@ -7,6 +7,7 @@ import pytest
 
 from router.batch_order import Turn
 from router.engine_blocks import BlockEvent, BlocksCleared, BlocksRemoved, BlocksStored, EventBatch
+from router.held_pieces import PieceChanges
 from router.prompt_keys import PromptKeys
 
 pytestmark = pytest.mark.ray
@@ -123,9 +124,9 @@ async def test_events_move_the_pieces_that_are_reported() -> None:
     pieces = PromptKeys(keys=(1, 2), piece_tokens=8, tokens=len(IDS))
     cache.name(pieces, cache.blocks(IDS))
     await cache.follow(Engine(batch(0, stored(0, 3))))
-    assert cache.pieces.take() == ([1], [])
+    assert cache.pieces.take() == PieceChanges(stored=(1,), coming=(2,))
     await cache.follow(Engine(batch(1, BlocksRemoved(hashes=(1,)))))
-    assert cache.pieces.take() == ([], [1])
+    assert cache.pieces.take() == PieceChanges(removed=(1,))
 
 
 def test_blocks_that_the_engine_did_not_find_are_reported_anew() -> None:
@@ -133,14 +134,15 @@ def test_blocks_that_the_engine_did_not_find_are_reported_anew() -> None:
     blocks, pieces = cache.blocks(IDS), PromptKeys(keys=(1, 2), piece_tokens=8, tokens=len(IDS))
     cache.computed(blocks, None)
     cache.name(pieces, blocks)
-    assert sorted(cache.pieces.take()[0]) == [1, 2]
+    assert sorted(cache.pieces.take().stored) == [1, 2]
     cache.computed(blocks, 8)  # it had two blocks, so the end of the first piece
     cache.name(pieces, blocks)
-    assert cache.pieces.take() == ([2], [])
+    assert cache.pieces.take() == PieceChanges(stored=(2,))
 
 
-def test_an_answer_goes_on_from_the_blocks_of_its_prompt() -> None:
+@pytest.mark.parametrize("prompt_tokens", [3, 4, 10])
+def test_an_answer_goes_on_from_the_blocks_of_its_prompt(prompt_tokens: int) -> None:
     cache = watch()
-    cache.answered(cache.blocks(IDS[:10], salt="blue"), IDS)
+    cache.answered(cache.blocks(IDS[:prompt_tokens], salt="blue"), IDS, salt="blue")
     assert cache.index.cached_tokens(cache.blocks(IDS, salt="blue")) == 20
     assert len(cache.index) == 6

@@ -638,7 +638,7 @@ async def test_a_replica_reports_the_endpoints_pieces_once_its_engine_has_the_pr
     text = PromptKeys(keys=(1, 2, 3), piece_tokens=100, tokens=300)  # a text of 600 tokens that counts as 300
     CURRENT_TRACE.set(RequestTrace(pieces=text))
     await run(generate, LONG)
-    assert sorted(generate._cache.pieces.take()[0]) == [1, 2, 3]
+    assert sorted(generate._cache.pieces.take().stored) == [1, 2, 3]
 
 
 async def test_prompts_with_images_adapters_or_other_salts_share_no_cache(client: Client) -> None:

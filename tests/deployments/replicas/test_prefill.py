@@ -129,4 +129,4 @@ async def test_an_answer_says_what_the_engine_had_and_the_replica_holds_the_prom
         request = PrefillRequest(request_id="r", token_ids=ids, routing=Routing(prompt=prompt))
         (answer,) = [one async for one in server.prefill(request)]
         assert (answer.cached_tokens, answer.block_tokens) == (16, 8)
-        assert sorted(server._cache.pieces.take()[0]) == held
+        assert sorted(server._cache.pieces.take().stored) == held
