@@ -44,7 +44,7 @@ class IngressConfig(StrictConfig):
     explains_routing: bool = False
     """Whether a request with the header X-Tandem-Explain: 1 is answered with the header x-tandem-routing: path and
     replicas of the request, and the two runners-up, with their queues and cached tokens in JSON. Clients then see names
-    and load of replicas."""
+    and load of replicas, and whether the beginning of a prompt is cached."""
     metrics_host: str = Field("127.0.0.1", min_length=1)
     """Address on which every node with a replica of the endpoint serves the application's metrics. It needs no key: let
     only the collector of metrics reach it."""
