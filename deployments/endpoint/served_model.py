@@ -38,7 +38,8 @@ _HEALTH_TIMEOUT_S = 5.0  # seconds that a decode pool has for the answer to a he
 _WAKE_INTERVAL_S = 2.0  # seconds between two calls to the coordinator for one request
 # Weight of the latest prompt in the mean characters of a token: the mean follows a change within some tens of prompts.
 _CHARS_WEIGHT = 0.05
-_MOST_CHARS_FACTOR = 32.0  # bounds of the mean, characters per token: at most this, and at least one by this
+# Bounds of this mean: a byte of a rare character may be a token, and a row of spaces may be one.
+_LEAST_CHARS, _MOST_CHARS = 0.1, 32.0
 _POLL_S = 0.05  # seconds between two checks whether a sleeping model has a replica
 NO_REPLICA_RETRY_S = 5.0  # Retry-After, seconds, of a request that came while no decode replica ran
 
@@ -138,7 +139,7 @@ class ServedModel:
         """
         measured = self.chars_per_token * pieces.tokens / max(1, input_tokens)
         mean = self.chars_per_token + _CHARS_WEIGHT * (measured - self.chars_per_token)
-        self.chars_per_token = min(max(mean, 1 / _MOST_CHARS_FACTOR), _MOST_CHARS_FACTOR)
+        self.chars_per_token = min(max(mean, _LEAST_CHARS), _MOST_CHARS)
 
     def serving(self) -> list[DecodeGroup]:
         """The groups whose decode pool has replicas that the plan admits. Without such a group: all that have replicas.
