@@ -19,28 +19,23 @@ PIECE_TOKENS = 32
 WORDS = ("red", "blue", "green", "stone", "river", "cloud", "house", "light", "seven", "window")
 
 
-def by_prefixes(document: dict[str, Any]) -> dict[str, Any]:
-    """The application with two decode replicas and two of the endpoint, which explain their choices."""
+@pytest.fixture(scope="module", name="app")
+def _app(make_document: Any) -> Iterator[Any]:
+    """A service on real engines and one on emulated ones, with two decode replicas each, and two endpoint replicas."""
+    from serve_app.sdk import deploy
+
+    document, emulated = make_document(), emulated_document()["applications"][0]["args"]
     args = document["applications"][0]["args"]
-    args["groups"][0]["decode"]["replicas"] = 2
+    services = []
+    for fields in (args, emulated):
+        service = {key: fields.pop(key) for key in ("model", "engine_kwargs", "groups")}
+        service["groups"][0]["decode"]["replicas"] = 2
+        service["router"] = {"policy": "prefix", "prefix": {"piece_tokens": PIECE_TOKENS}}
+        services.append(service)
+    services[1]["groups"][0]["name"] = "emulated"
+    args["services"] = services
     args["ingress"] |= {"replicas": 2, "explains_routing": True}
-    args["router"] = {"policy": "prefix", "prefix": {"piece_tokens": PIECE_TOKENS}}
-    return document
-
-
-@pytest.fixture(scope="module", name="emulated")
-def _emulated() -> Iterator[Any]:
-    from serve_app.sdk import deploy
-
-    with deploy(by_prefixes(emulated_document())) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", name="real")
-def _real(make_document: Any) -> Iterator[Any]:
-    from serve_app.sdk import deploy
-
-    with deploy(by_prefixes(make_document())) as running:
+    with deploy(document) as running:
         yield running
 
 
@@ -88,22 +83,22 @@ async def repeats_are_known(app: Any, model: str, seed: int) -> None:
         assert len(route["decode"]["runners_up"]) == 1
 
 
-async def test_every_replica_of_the_endpoint_knows_what_the_others_have_sent(emulated: Any) -> None:
+async def test_every_replica_of_the_endpoint_knows_what_the_others_have_sent(app: Any) -> None:
     for seed in range(3):
-        await repeats_are_known(emulated, "llama-70b", seed)
+        await repeats_are_known(app, "llama-70b", seed)
     counts: dict[str, float] = {}
-    for labels, value in samples(emulated, "tandem_requests_total"):
+    for labels, value in samples(app, "tandem_requests_total"):
         counts[labels["replica"]] = counts.get(labels["replica"], 0.0) + value
     assert len(counts) == 2
     assert min(counts.values()) > 0  # each had some of these requests
 
 
-async def test_a_session_has_one_replica(emulated: Any) -> None:
+async def test_a_session_has_one_replica(app: Any) -> None:
     rng = random.Random(50)
     places = {}
     for number in range(6):
         routes = [
-            await chat(emulated, "llama-70b", [{"role": "user", "content": said(5, rng)}], session=f"s{number}")
+            await chat(app, "llama-70b", [{"role": "user", "content": said(5, rng)}], session=f"s{number}")
             for _ in range(4)
         ]
         assert {route["decode"]["by"] for _, route in routes} == {"session"}
@@ -111,62 +106,68 @@ async def test_a_session_has_one_replica(emulated: Any) -> None:
     assert len(set(places.values())) == 2
 
 
-async def test_after_a_lost_board_requests_are_answered_and_prefixes_are_known_again(emulated: Any) -> None:
-    (board,) = boards(emulated)
+async def test_after_a_lost_board_requests_are_answered_and_prefixes_are_known_again(app: Any) -> None:
+    (board,) = boards(app)
     board.kill()
     for seed in range(100, 110):
-        await chat(emulated, "llama-70b", [{"role": "user", "content": said(150, random.Random(seed))}])
-    await eventually(lambda: bool({one.pid for one in boards(emulated)} - {board.pid}), within_s=WAIT_S)
+        await chat(app, "llama-70b", [{"role": "user", "content": said(150, random.Random(seed))}])
+    await eventually(lambda: bool({one.pid for one in boards(app)} - {board.pid}), within_s=WAIT_S)
     for _ in range(30):  # until all have found the new board
         try:
-            await repeats_are_known(emulated, "llama-70b", 200)
+            await repeats_are_known(app, "llama-70b", 200)
             break
         except AssertionError:
             await asyncio.sleep(1.0)
-    await repeats_are_known(emulated, "llama-70b", 201)
+    await repeats_are_known(app, "llama-70b", 201)
 
 
-async def test_the_next_turn_goes_where_the_conversation_is_cached_and_finds_it(real: Any) -> None:
-    places = set()
+async def test_the_next_turn_goes_where_the_conversation_is_cached_and_finds_it(app: Any) -> None:
+    places, before = set(), hits(app, "decode")
     for seed in range(4):
         rng = random.Random(300 + seed)
         messages = [{"role": "user", "content": said(120, rng)}]
-        answer, route = await chat(real, "tiny", messages)
+        answer, route = await chat(app, "tiny", messages)
         first = route["decode"]["replica"]
         places.add(first)
         assert route["decode"]["overlap_tokens"] < PIECE_TOKENS
         for _ in range(2):
             await asyncio.sleep(1.0)
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": said(20, rng)}]
-            answer, route = await chat(real, "tiny", messages)
+            answer, route = await chat(app, "tiny", messages)
             assert (route["decode"]["replica"], route["decode"]["by"]) == (first, "prefix")
             # Most of the prompt is the earlier turns, and the engine has them.
             assert route["cached_tokens"] > 0.5 * route["input_tokens"]
             assert route["path"] == "local"
             assert route["reason"] in ("cached", "short")
-        _, salted = await chat(real, "tiny", messages, cache_salt="blue")
+        _, salted = await chat(app, "tiny", messages, cache_salt="blue")
         assert (salted["decode"]["overlap_tokens"], salted["cached_tokens"]) == (0, 0)
     assert len(places) == 2
-    assert found_frac(real, "decode") >= 0.95
-    assert total(real, "tandem_cache_events_lost_total", how="restart") == 0
+    assert found_frac(app, "decode", before) >= 0.95
+    assert total(app, "tandem_cache_events_lost_total", how="restart") == 0
 
 
-async def test_prefill_is_chosen_by_what_its_engine_holds(real: Any) -> None:
+async def test_prefill_is_chosen_by_what_its_engine_holds(app: Any) -> None:
     rng = random.Random(400)
     shared = said(300, rng)
-    overlaps = []
+    overlaps, before = [], hits(app, "prefill")
     for _ in range(2):
-        _, route = await chat(real, "tiny", [{"role": "user", "content": f"{shared} {said(300, rng)}"}])
+        _, route = await chat(app, "tiny", [{"role": "user", "content": f"{shared} {said(300, rng)}"}])
         assert (route["path"], route["reason"]) == ("remote", "long")
         overlaps.append(route["prefill"]["overlap_tokens"])
         await asyncio.sleep(1.0)
     assert overlaps[0] == 0
     assert overlaps[1] >= 200
-    assert found_frac(real, "prefill") >= 0.95
+    assert found_frac(app, "prefill", before) >= 0.95
 
 
-def found_frac(app: Any, role: str) -> float:
-    """Share of the tokens expected in the caches of a role's engines that they had."""
-    expected = total(app, "tandem_prefix_expected_tokens_total", to=role)
+def hits(app: Any, role: str) -> tuple[float, float]:
+    """Tokens that were expected in the caches of a role's engines so far, and those of them that they had."""
+    expected, found = (total(app, f"tandem_prefix_{name}_tokens_total", to=role) for name in ("expected", "found"))
+    return expected, found
+
+
+def found_frac(app: Any, role: str, before: tuple[float, float]) -> float:
+    """Share of the expected tokens that the engines had; ``before``: what was counted before."""
+    expected, found = (now - then for now, then in zip(hits(app, role), before, strict=True))
     assert expected > 0
-    return total(app, "tandem_prefix_found_tokens_total", to=role) / expected
+    return found / expected
