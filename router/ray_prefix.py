@@ -42,7 +42,7 @@ class PrefixReporter:
         self._pool, self._replica_id = pool, replica_id
         self._pieces, self._capacity_pieces = pieces, capacity_pieces
         self._board: Any = None
-        self._number = 0  # number of reports so far
+        self._number = 0  # number of reports so far; a board sees by it that one has been lost
         self._must_report_all = True
         self._reported_s = -_SIGN_OF_LIFE_S  # monotonic time of the last report
 
@@ -54,7 +54,7 @@ class PrefixReporter:
                 await self._report(time.monotonic())
             except Exception as error:  # the board is lost, or has just ended
                 logger.debug("the prefix board took no report: %s", error)
-                self._board, self._must_report_all = None, True
+                self._board = None
                 await asyncio.sleep(_LOST_S)
 
     async def _report(self, now_s: float) -> None:
@@ -63,7 +63,7 @@ class PrefixReporter:
         if is_due or self._board is None:  # a redeployed application has another board
             found = await asyncio.to_thread(find_actor, self._key)
             if is_another(found, self._board):
-                self._board, self._must_report_all = found, True
+                self._board = found
         if self._board is None:
             return
         changes = self._pieces.take()
