@@ -65,6 +65,7 @@ class PrefixReporter:
             if is_another(found, self._board):
                 self._board = found
         if self._board is None:
+            await asyncio.sleep(_LOST_S)
             return
         changes = self._pieces.take()
         if self._must_report_all:
