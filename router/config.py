@@ -70,7 +70,7 @@ class PrefixConfig(StrictConfig):
 
     request_tokens: int = Field(100, ge=1, le=1_000_000)
     """Prompt tokens that one running request of a decode replica is worth. A replica with one request more is chosen if
-    it holds this number of tokens more. The default is the best in simulations (DECISIONS 264)."""
+    it holds this number of tokens more. The default is the best in simulations (DECISIONS 260)."""
     sent_s: float = Field(120.0, ge=0.0, le=3600.0)
     """Time, seconds, for which a router takes a replica to hold a prompt that it has sent there, unless the replica's
     own report says so."""

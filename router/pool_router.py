@@ -2,9 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 
 from router.prefix_map import PrefixMap
 from router.prompt_keys import PromptKeys
@@ -15,10 +14,10 @@ from router.session import SessionPlaces
 # brpc's load balancer (apache/brpc, -chash_bounded_load_factor).
 _LOAD_FACTOR = 1.25
 # Queue with which no replica is overloaded, prompt tokens. In simulations of one hot tenant, a tenth of it costs TTFT,
-# and more than it changes nothing (DECISIONS 264).
+# and more than it changes nothing (DECISIONS 260).
 _SLACK_TOKENS = 4000
-# Number of the best replicas whose views carry their overlap, for those that explain a choice.
-_EXPLAINED_REPLICAS = 8
+# Number of the best replicas whose views carry their overlap, at least. A choice is explained by them.
+_SHOWN_REPLICAS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +63,20 @@ def prefix(
     The prompt's length is the same for all, so it is left out. Ties are in random order. What an overloaded replica
     holds does not count, so a hot prefix spreads.
     """
-    most_tokens = overload_tokens(replicas)
-    costs = [
-        (view.queued_tokens - overlaps.get(view.replica_id, 0), rng.random(), view)
-        if view.queued_tokens <= most_tokens
-        else (view.queued_tokens, rng.random(), view)
-        for view in replicas
-    ]
-    return [view for _, _, view in sorted(costs)]
+    queues = [view.queued_tokens for view in replicas]
+    most_tokens = overload_tokens(queues)
+    if max(queues, default=0) > most_tokens:
+        overloaded = {view.replica_id for view in replicas if view.queued_tokens > most_tokens}
+        overlaps = {name: tokens for name, tokens in overlaps.items() if name not in overloaded}
+    saved, tie = overlaps.get, rng.random
+    # Tokens are whole numbers, and a tie-breaker is below 1.
+    costs = [tokens - saved(view.replica_id, 0) + tie() for tokens, view in zip(queues, replicas, strict=True)]
+    return [replicas[index] for index in sorted(range(len(costs)), key=costs.__getitem__)]
 
 
-def overload_tokens(replicas: Sequence[ReplicaView]) -> float:
-    """Longest queue of a replica that is not overloaded, tokens."""
-    mean = sum([view.queued_tokens for view in replicas]) / max(1, len(replicas))
-    return _LOAD_FACTOR * mean + _SLACK_TOKENS
+def overload_tokens(queues: Sequence[int]) -> float:
+    """Longest queue of a replica that is not overloaded, tokens; ``queues``: of all replicas."""
+    return _LOAD_FACTOR * sum(queues) / max(1, len(queues)) + _SLACK_TOKENS
 
 
 # The order in which the replicas of a pool are tried, by ``router.policy``.
@@ -114,6 +113,7 @@ class PoolRouter:
         self.prefixes = prefixes
         self._order = POLICIES[policy]
         self._asked_replicas = asked_replicas
+        self._shown_replicas = max(_SHOWN_REPLICAS, asked_replicas)
         self._rng = rng
         self._request_tokens = request_tokens
         self._turn = 0  # number of orders so far
@@ -124,6 +124,8 @@ class PoolRouter:
         self._names: Collection[str] = ()
         self._views: dict[str, ReplicaView] = {}
         self._places = SessionPlaces()
+        # The last prompt that was ordered for, and what the replicas held of it then.
+        self._overlaps: tuple[PromptKeys | None, Mapping[str, int]] = (None, {})
 
     def set_replicas(self, names: Collection[str]) -> None:
         """Set the replicas that may be routed to; the same collection object again costs nothing."""
@@ -139,18 +141,20 @@ class PoolRouter:
         few views carry the overlap.
         """
         self._turn += 1
-        return self._ordered(list(self._views.values()), self._overlaps(prompt), session, self._views)
+        self._overlaps = prompt, self._overlaps_of(prompt)
+        views = list(self._views.values())
+        return self._ordered(views, self._overlaps[1], session, views)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
         """Names of the replicas to ask for their queue before one is chosen; a single replica is not asked.
 
-        Half are the best, half have the shortest queues of the others: all replicas that hold a prefix may be busy.
+        Half are the best, half are the best of those without the prefix: all replicas that hold it may be busy.
         """
         if len(ordered) < 2:
             return []
         best = (self._asked_replicas + 1) // 2
-        shortest = nsmallest(self._asked_replicas - best, ordered[best:], key=lambda view: view.queued_tokens)
-        return [view.replica_id for view in (*ordered[:best], *shortest)]
+        others = sorted(ordered[best : self._shown_replicas], key=lambda view: view.overlap_tokens > 0)
+        return [view.replica_id for view in (*ordered[:best], *others[: self._asked_replicas - best])]
 
     def informed(
         self,
@@ -166,10 +170,13 @@ class PoolRouter:
         but not those that are still on their way. ``prompt``, ``session``: as in ``order``.
         """
         answered = [self._view(name, answer) for name, answer in answers.items() if answer is not None]
-        not_asked = [view for view in ordered if view.replica_id not in answers]
-        silent = [view for view in ordered if view.replica_id in answers and answers[view.replica_id] is None]
-        names = [view.replica_id for view in ordered]
-        return [*self._ordered(answered, self._overlaps(prompt), session, names), *not_asked, *silent]
+        # Those asked are among the first.
+        shown, rest = ordered[: self._shown_replicas], ordered[self._shown_replicas :]
+        not_asked = [view for view in shown if view.replica_id not in answers]
+        silent = [view for view in shown if view.replica_id in answers and answers[view.replica_id] is None]
+        # Often no other prompt has come since ``order``.
+        overlaps = self._overlaps[1] if self._overlaps[0] is prompt else self._overlaps_of(prompt)
+        return [*self._ordered(answered, overlaps, session, ordered), *not_asked, *rest, *silent]
 
     def place_of(self, session: str | None, names: Iterable[str]) -> str | None:
         """The replica of a session among some replicas; those that have gone meanwhile do not count."""
@@ -197,22 +204,27 @@ class PoolRouter:
             del self._in_flight[replica_id, request_id]
 
     def _ordered(
-        self, views: list[ReplicaView], overlaps: Mapping[str, int], session: str | None, names: Iterable[str]
+        self,
+        views: list[ReplicaView],
+        overlaps: Mapping[str, int],
+        session: str | None,
+        choices: Sequence[ReplicaView],
     ) -> list[ReplicaView]:
-        """The views in the policy's order, a session's replica among ``names`` before them."""
+        """The views in the policy's order, after the session's replica, which is one of ``choices``."""
         ordered = self._order(views, overlaps, self._turn, self._rng)
-        place = self.place_of(session, names)
+        place = self.place_of(session, [view.replica_id for view in choices])
         if place is not None:
-            most_tokens = overload_tokens(views)
+            most_tokens = overload_tokens([view.queued_tokens for view in views])
             first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]
             if first:
                 ordered = first + [view for view in ordered if view is not first[0]]
         if overlaps:
-            for index, view in enumerate(ordered[:_EXPLAINED_REPLICAS]):
-                ordered[index] = replace(view, overlap_tokens=overlaps.get(view.replica_id, 0))
+            for index, view in enumerate(ordered[: self._shown_replicas]):
+                if tokens := overlaps.get(view.replica_id):
+                    ordered[index] = replace(view, overlap_tokens=tokens)
         return ordered
 
-    def _overlaps(self, prompt: PromptKeys | None) -> Mapping[str, int]:
+    def _overlaps_of(self, prompt: PromptKeys | None) -> Mapping[str, int]:
         return {} if self.prefixes is None or prompt is None else self.prefixes.overlap_tokens(prompt)
 
     def _add(self, replica_id: str, tokens: int) -> None:

@@ -121,20 +121,31 @@ class PrefixMap:
 
     def overlap_tokens(self, prompt: PromptKeys) -> dict[str, int]:
         """Leading tokens of a prompt that each replica holds; replicas without any are left out."""
-        overlaps: dict[str, int] = {}
         if not prompt.keys:
-            return overlaps
+            return {}
         holders = self._holders
-        mask, pieces = holders.get(prompt.keys[0], 0), 0  # replicas that hold all pieces so far
+        mask, pieces = holders.get(prompt.keys[0], 0), 0  # bits of the replicas that hold all pieces so far
+        # A prefix that all replicas hold has one overlap for most of them, which is set for all at once.
+        is_common = mask.bit_count() == len(self._replicas)
+        levels: list[tuple[int, int]] = []  # replicas that hold no more than a number of pieces
         for key in prompt.keys:
             now = holders.get(key, 0) & mask
             if now != mask:
-                self._note(overlaps, mask ^ now, prompt.leading_tokens(pieces))
+                levels.append((mask ^ now, pieces))
                 mask = now
-            if not mask:
-                return overlaps
+                if not mask:
+                    break
             pieces += 1
-        self._note(overlaps, mask, prompt.leading_tokens(pieces))
+        if mask:
+            levels.append((mask, pieces))
+        levels = [(replicas, count) for replicas, count in levels if count]
+        overlaps: dict[str, int] = {}
+        if is_common and levels:
+            common = max(levels, key=lambda level: level[0].bit_count())
+            levels.remove(common)
+            overlaps = dict.fromkeys(self._replicas, prompt.leading_tokens(common[1]))
+        for replicas, count in levels:
+            self._note(overlaps, replicas, prompt.leading_tokens(count))
         return overlaps
 
     def overlap_of(self, replica_id: str, prompt: PromptKeys) -> int:
