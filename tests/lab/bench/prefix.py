@@ -285,8 +285,9 @@ def faults(conversations: Sequence[Figures], shapes: Mapping[str, Sequence[Figur
         found.append(f"precision {eight.precision:.1%} at 8 routers, {one.precision:.1%} at 1")
     for rate, rows in shapes.items():
         ttfts = {(row.case, row.routers): row.ttft_p90_s for row in rows}
-        order = [ttfts[case.name, 1] for case in (PREFIX, SENT, LOAD, RANDOM)]
-        if order[0] > order[1] or order[1] > min(order[2:]):
+        # With one router, what it has sent is all that there is to know.
+        order = [ttfts[PREFIX.name, 8], ttfts[SENT.name, 8], ttfts[LOAD.name, 1], ttfts[RANDOM.name, 1]]
+        if order != sorted(order):
             found.append(f"tenants at {rate} requests/s: TTFT p90 is not in the published order: {order}")
     if p99_s > _DECISION_S:
         found.append(f"a decision takes {1e6 * p99_s:.0f} us of CPU time (p99), wanted {1e6 * _DECISION_S:.0f} us")

@@ -44,7 +44,8 @@ def figures(case: str, routers: int, **changes: float) -> Figures:
 
 CONVERSATIONS = [figures(case.name, routers) for case in (PREFIX, ORACLE) for routers in (1, 8)]
 SHAPE = [
-    figures(case.name, 1, ttft_p90_s=ttft_s) for case, ttft_s in ((PREFIX, 1), (SENT, 2), (LOAD, 30), (RANDOM, 40))
+    figures(case.name, routers, ttft_p90_s=ttft_s)
+    for case, routers, ttft_s in ((PREFIX, 8, 1), (SENT, 8, 2), (LOAD, 1, 30), (RANDOM, 1, 40))
 ]
 
 
