@@ -49,6 +49,21 @@ def test_one_window_after_the_other_is_remembered(make_snapshot: MakeSnapshot) -
     assert with_steps(steps, seen(make_snapshot, 50.0, None), WINDOW_S) == ()  # the clock was set back
 
 
+def test_the_mean_over_replicas_counts(make_snapshot: MakeSnapshot) -> None:
+    snapshot = seen(make_snapshot, 0.0, SEEN)
+    other = DecodeStep(batch=16.0, context_tokens=3000.0, seconds=0.04)
+    pools = []
+    for pool in snapshot.pools:
+        first, *others = pool.replicas
+        pools.append(
+            replace(pool, replicas=(first, *(replace(each, decode_step=other) for each in others)))
+            if pool.key.role is D
+            else pool
+        )
+    ((_, mean),) = with_steps((), replace(snapshot, pools=tuple(pools)), WINDOW_S)
+    assert mean == DecodeStep(batch=12.0, context_tokens=2000.0, seconds=pytest.approx(0.03))
+
+
 def test_replicas_of_another_capacity_do_not_count(make_snapshot: MakeSnapshot) -> None:
     snapshot = seen(make_snapshot, 0.0, SEEN)
     fast = tuple(replace(pool, limits=replace(pool.limits, capacity=2.0)) for pool in snapshot.pools)
