@@ -17,6 +17,7 @@ Terms:
         take the least scarce nodes (``SubgroupPriority`` in ``kvtransfer.topology``).
     leader, follower: a replica of the ratio's larger role (decode if both are equal), and one of the other role.
     unit: one leader, and the followers that the ratio requires with it.
+    followed ratio: the P/D ratio of ``pd_ratio: auto``, which changes with the lengths of the requests.
     guard, gate: the guard limits the wanted counts; the gate chooses which ready replicas serve.
     floor: least counts of a service at a set time (``autoscale.floors``). prewarm: the time before it in which its
         replicas start.
