@@ -109,5 +109,7 @@ class EngineBlocks:
         self._blocks.clear()
 
     def _trim(self) -> list[int]:
-        excess = max(0, len(self._blocks) - self._max_blocks)
-        return [self._blocks.pop(its_hash).key for its_hash in list(self._blocks)[:excess]]
+        gone = []
+        while len(self._blocks) > self._max_blocks:
+            gone.append(self._blocks.pop(next(iter(self._blocks))).key)
+        return gone
