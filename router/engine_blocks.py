@@ -4,6 +4,7 @@ An engine names its blocks by hashes of its own. A report of stored blocks has t
 before them, from which Tandem's keys follow (``router.prompt_keys``).
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class EngineBlocks:
         """``max_blocks``: blocks of the engine's KV. It bounds this object if reports of removed blocks are lost."""
         self._block_tokens = block_tokens
         self._max_blocks = max_blocks
-        self._blocks: dict[int, _Block] = {}  # by the engine's hash, the oldest first
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by the engine's hash, the oldest first
         self.unknown_blocks = 0  # blocks stored so far without a key: the block before them is not known
 
     def __len__(self) -> int:
@@ -111,5 +112,5 @@ class EngineBlocks:
     def _trim(self) -> list[int]:
         gone = []
         while len(self._blocks) > self._max_blocks:
-            gone.append(self._blocks.pop(next(iter(self._blocks))).key)
+            gone.append(self._blocks.popitem(last=False)[1].key)
         return gone
