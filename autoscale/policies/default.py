@@ -99,7 +99,7 @@ class DefaultConfig(ProfiledConfig):
     """Share of the work of the last history_s for which replicas stay after a burst; older work weighs less."""
     starts_by_forecast: bool = False
     """Whether replicas also start for the forecast of requests (autoscale.forecast), while its errors are smaller than
-    those of the last value. It never removes a replica. On the public traces it changed no count (decision 254)."""
+    those of the last value. It never removes a replica. On the public traces it changed no count (decision 270)."""
 
     @property
     def uses_forecast(self) -> bool:
