@@ -212,7 +212,7 @@ class PoolRouter:
     ) -> list[ReplicaView]:
         """The views in the policy's order, after the session's replica, which is one of ``choices``."""
         ordered = self._order(views, overlaps, self._turn, self._rng)
-        place = self.place_of(session, [view.replica_id for view in choices])
+        place = None if session is None else self.place_of(session, [view.replica_id for view in choices])
         if place is not None:
             most_tokens = overload_tokens([view.queued_tokens for view in views])
             first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]

@@ -262,3 +262,12 @@ def test_a_session_stays_at_its_replica_unless_that_is_overloaded(policy: str) -
     assert pool.informed(ordered, answers | {place: 100 * _SLACK_TOKENS}, session="s")[0].replica_id != place
     pool.begin(place, "y", 100 * _SLACK_TOKENS)
     assert pool.order(session="s")[0].replica_id != place
+
+
+def test_a_replica_that_goes_while_queues_are_asked_has_no_session() -> None:
+    pool = router(asked_replicas=3)
+    ordered = pool.order(session="s")
+    place = ordered[0].replica_id
+    pool.set_replicas([name for name in "abc" if name != place])
+    after = pool.informed(ordered, dict.fromkeys(pool.ask(ordered), 0), session="s")
+    assert after[0].replica_id == pool.order(session="s")[0].replica_id != place
