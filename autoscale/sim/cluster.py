@@ -101,17 +101,8 @@ class VirtualCluster(Clock):
         self._feed: PrefixFeed | None = None
         if router.policy == "prefix" and prefix_block_tokens is not None:
             self._feed = PrefixFeed(self, sight, router.prefix, prefix_block_tokens)
-        self._groups = {
-            name: Group(
-                [
-                    self._router(PoolKey(name, Role.DECODE), sight.endpoint_routers)
-                    for _ in range(sight.endpoint_routers)
-                ],
-                uplink=None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s),
-                queue=self._prefill_queue(name),
-            )
-            for name in dict.fromkeys(key.group for key in profiles)
-        }
+        names = dict.fromkeys(key.group for key in profiles)
+        self._groups = {name: self._group(name, sight.endpoint_routers, uplink_bytes_per_s) for name in names}
         self._endpoint = (
             None
             if admission is None
@@ -128,6 +119,14 @@ class VirtualCluster(Clock):
         self._records: list[RequestRecord | None] = []
         # The journey of each request in an engine.
         self._journeys: dict[ModelRequest, Journey] = {}
+
+    def _group(self, name: str, routers: int, uplink_bytes_per_s: float | None) -> Group:
+        """A group without replicas; ``routers``: number of the endpoint's routers to it."""
+        return Group(
+            [self._router(PoolKey(name, Role.DECODE), routers) for _ in range(routers)],
+            uplink=None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s),
+            queue=self._prefill_queue(name),
+        )
 
     def add(self, key: PoolKey, replica_id: str) -> VirtualReplica:
         """A new replica, ready but not in routing."""
