@@ -17,6 +17,8 @@ class _Router(Protocol):
 
     def routed(self) -> Collection[str]: ...
 
+    def overlap_tokens(self, prompt: PromptKeys) -> Mapping[str, int]: ...
+
     def note_false_hit(self, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None: ...
 
 
@@ -42,6 +44,14 @@ def count(deployment: str) -> int:
 def routed(deployment: str) -> frozenset[str]:
     """Names of a deployment's replicas that requests go to; empty before this process's first request to it."""
     return frozenset(name for router in _ROUTERS.get(deployment, []) for name in router.routed())
+
+
+def overlap_tokens(deployment: str, prompt: PromptKeys) -> dict[str, int]:
+    """Tokens of a prompt that replicas of a deployment hold, by replica; replicas without any are left out."""
+    overlaps: dict[str, int] = {}
+    for router in _ROUTERS.get(deployment, []):
+        overlaps |= router.overlap_tokens(prompt)
+    return overlaps
 
 
 def note_false_hit(deployment: str, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None:

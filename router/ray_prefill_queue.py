@@ -6,7 +6,8 @@ The queue itself is an actor (``deployments.actors.prefill_queue``). It gets len
 import asyncio
 import itertools
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -36,6 +37,7 @@ class PlaceRequest:
         objective_s: the request's TTFT objective.
         replicas: prefill replicas that get prompts now, as the decode replica's router knows them.
         exclude: those of them that must not get this prompt.
+        overlap_tokens: tokens of the prompt that a replica has in its cache, by replica.
     """
 
     prompt_id: str
@@ -45,6 +47,7 @@ class PlaceRequest:
     objective_s: float
     replicas: frozenset[str]
     exclude: frozenset[str] = frozenset()
+    overlap_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class PlaceOutcome(StrEnum):
@@ -91,6 +94,7 @@ class QueueFeed:
         objective_s: float,
         replicas: frozenset[str],
         exclude: frozenset[str],
+        overlap_tokens: Mapping[str, int],
         timeout_s: float,
     ) -> Place:
         """Wait for a place, at most ``timeout_s``; the other arguments are those of ``PlaceRequest``.
@@ -108,6 +112,7 @@ class QueueFeed:
             objective_s=objective_s,
             replicas=replicas,
             exclude=exclude,
+            overlap_tokens=overlap_tokens,
         )
         self._queues[prompt_id] = self._queue
         place = None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ray.serve.exceptions import RayServeException
@@ -245,6 +245,10 @@ class TandemRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Stop counting the request's tokens. Serve calls this after each attempt, also an unsuccessful one."""
         self._pool.end(replica_id.unique_id, internal_request_id)
+
+    def overlap_tokens(self, prompt: PromptKeys) -> Mapping[str, int]:
+        """Tokens of a prompt that the replicas hold, by replica; replicas without any are left out."""
+        return {} if self._pool.prefixes is None else self._pool.prefixes.overlap_tokens(prompt)
 
     def note_false_hit(self, replica: ReplicaView, prompt: PromptKeys, found_tokens: int) -> None:
         """Correct what a replica is taken to hold of a prompt; ``replica``: as it was when it was chosen."""

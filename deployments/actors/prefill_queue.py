@@ -62,6 +62,7 @@ class PrefillQueue:
             deadline_s=arrived_s + request.objective_s,
             caller=request.caller,
             exclude=request.exclude,
+            overlap_tokens=request.overlap_tokens,
         )
         if not self._scheduler.has_replica(prompt) or self._scheduler.waiting >= MOST_WAITING:
             return None

@@ -69,6 +69,7 @@ class PrefillPlaces:
             objective_s=self._slo.objective_s(tokens),
             replicas=known_pools.routed(self._pool),
             exclude=routing.exclude | routing.avoid | failed,
+            overlap_tokens={} if routing.prompt is None else known_pools.overlap_tokens(self._pool, routing.prompt),
             timeout_s=deadline_s - began_s,
         )
         PREFILL_PLACES.labels(place.outcome).inc()

@@ -64,8 +64,16 @@ async def feed(announced: list[Any], caller: str = "d0") -> Any:
 
 
 async def place(one: Any, tokens: int = 1000, timeout_s: float = 30.0, **more: Any) -> Any:
-    known = {"waited_s": 0.0, "objective_s": 1.0, "replicas": TWO, "exclude": frozenset(), **more}
+    known = {"waited_s": 0.0, "objective_s": 1.0, "replicas": TWO, "exclude": frozenset(), "overlap_tokens": {}, **more}
     return await one.place(tokens, timeout_s=timeout_s, **known)
+
+
+async def test_a_prompt_goes_where_its_beginning_is_cached(announced: list[Any]) -> None:
+    one = await feed(announced)
+    for cached in ("p1", "p0"):
+        found = await place(one, overlap_tokens={cached: 900})
+        assert found.replica_id == cached
+        one.end(found.prompt_id, is_computed=True)
 
 
 async def test_a_prompt_waits_until_a_replica_has_room_whoever_asks(announced: list[Any]) -> None:
