@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -89,6 +89,9 @@ bench-scheduler: setup ## Simulate the strategies of the prefill queue, and meas
 
 bench-prefix: setup ## Simulate routing by prefixes on the conversation trace in TRACES=folder, and time it (about 5 minutes)
 	@$(VENV)/python -m tests.lab.bench.prefix $(TRACES)
+
+bench-prefix-live: model ## Measure routing by prefixes on four real engines, beside Ray Serve LLM's prefix router (about 25 minutes)
+	@$(VENV)/python -m tests.lab.bench.prefix_live
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m tests.lab.bench.sim
