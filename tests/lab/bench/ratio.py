@@ -26,6 +26,7 @@ from kvtransfer.topology import Role
 from router.config import LengthConfig, RouterConfig
 from serve_app import sdk
 from serve_app.load.generator import LoadGenerator
+from serve_app.output import write_file
 from tests.lab.stand.fixed_counts import ROOT, fixed_counts
 
 COUNTS = ((1, 1), (2, 1), (1, 2))
@@ -63,9 +64,9 @@ def main() -> None:
         goodputs = [report.goodput_requests_per_s or 0.0 for report in reports]
         measured.append({"counts": counts, "goodput_requests_per_s": goodputs, "best": max(goodputs)})
         print(f"{counts[0]}P{counts[1]}D: " + ", ".join(f"{each:.2f}" for each in goodputs), flush=True)
-    report = as_document(fleet, measured) | {"rates": arguments.rates, "cores": os.cpu_count()}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        # After each pair of counts, so that an interrupted run leaves its figures.
+        report = as_document(fleet, measured) | {"rates": arguments.rates, "cores": os.cpu_count()}
+        write_file(arguments.out, json.dumps(report, indent=1) + "\n", "--out")
     print(json.dumps({key: report[key] for key in ("pd_ratio", "computed", "best", "replicas_off")}))
 
 
