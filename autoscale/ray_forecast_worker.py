@@ -36,4 +36,5 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
 
 if __name__ == "__main__":
     os.nice(_NICENESS)
-    serve(sys.stdin, sys.stdout)
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    serve(sys.stdin, answers)

@@ -23,8 +23,8 @@ from autoscale.types import Snapshot, Traffic
 
 # A fit that takes longer than this multiple of its budget is ended. The budget is looked at between two orders.
 _PATIENCE = 5.0
-# Time for the start of the process, seconds: it imports statsmodels.
-_START_S = 60.0
+# Time for the start of the process, seconds: it imports statsmodels, which takes a minute on a very busy machine.
+_START_S = 120.0
 # With more threads, tiny systems of equations wait for cores.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

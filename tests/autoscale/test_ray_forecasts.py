@@ -39,7 +39,7 @@ class Services:
 
     def awaited(self, issued_s: float, name: str = "m") -> LoadForecast:
         """The forecast of the step that ended then, once it has come."""
-        deadline_s = time.monotonic() + 60.0
+        deadline_s = time.monotonic() + 300.0
         while (forecast := self.tick(0.0, name=name)) is None or forecast.issued_s != issued_s:
             assert time.monotonic() < deadline_s, self.complaints
             time.sleep(0.01)

@@ -574,7 +574,7 @@ def test_the_load_is_forecast_off_the_tick_published_and_resumed(
     )
     policy._link.controllers = {"m": Controller(config)}
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while (state := policy._link.client._forecasts.get("m")) is None:
             now_s = time.time()
             of = contexts(at_s=now_s)
