@@ -135,7 +135,6 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
     ``is_gated``: whether the autoscaler's plan says which replicas get requests. ``routers``: number of routers that
     send to the pool.
     """
-    counts_requests = router.follows_prefixes and role is Role.DECODE
     return {
         "request_router_class": "router.ray_router:TandemRouter",
         "request_router_kwargs": {
@@ -145,8 +144,8 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
             "asks_tokens": role is Role.PREFILL,
             "most_ejected_frac": router.outlier.most_frac,
             "follows_prefixes": router.follows_prefixes,
-            # A decode replica reports a number of requests. Without prefixes they are compared with each other alone.
-            "request_tokens": router.prefix.request_tokens if counts_requests else None,
+            # A decode replica reports a number of requests. What it holds and the bound of its load are in tokens.
+            "request_tokens": router.prefix.request_tokens if role is Role.DECODE else None,
             "sent_s": router.prefix.sent_s,
         },
         # Routers ask replicas themselves. Serve's controller would send every change of its numbers to every handle.
