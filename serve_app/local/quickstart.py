@@ -37,6 +37,7 @@ _WHY = {
     PathReason.AGGREGATED: "its group has no prefill",
     PathReason.PREFILL_FAILED: "prefill failed",
     PathReason.KV_LATE: "prefill's answer came late",
+    PathReason.NO_CREDIT: "decode had no room for the KV",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscale.report import Report, RequestRecord, Slo
-from tests.lab.bench.peers import STACKS, _answers, _ratios, _slo, _write
+from tests.lab.bench.peers import STACKS, _ratios, _slo, _write, answers
 from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
 CELLS = [cell + suffix for cell in ("short", "long", "mix") for suffix in ("", "_c8")]
@@ -139,6 +139,6 @@ def test_written_report_is_strict_json_whatever_failed(tmp_path: Path) -> None:
 
 
 def test_stack_is_up_once_a_completion_succeeds(make_endpoint: Callable[..., FakeEndpoint], dead_url: str) -> None:
-    assert _answers(make_endpoint().url)
-    assert not _answers(make_endpoint(refuse(503)).url)
-    assert not _answers(dead_url)
+    assert answers(make_endpoint().url)
+    assert not answers(make_endpoint(refuse(503)).url)
+    assert not answers(dead_url)
