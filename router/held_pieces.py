@@ -44,8 +44,8 @@ class HeldPieces:
         self._blocks: OrderedDict[int, int] = OrderedDict()  # the block of each piece
         self._pieces: dict[int, set[int]] = {}  # the pieces of each block
         self._held: set[int] = set()
-        # Pieces that have come or gone since the last ``take``. One that has gone and come again is among them, since a
-        # router may have noticed that it was gone.
+        # Pieces that have come or gone since the last ``take``, or that are reported again (``renew``). One that has
+        # gone and come again is among them, since a router may have noticed that it was gone.
         self._changed: set[int] = set()
         self._coming: set[int] = set()  # pieces that were named and not held at that time, since the last ``take``
 
@@ -74,6 +74,10 @@ class HeldPieces:
         """The engine holds a block from now on."""
         for piece in self._pieces.get(block, ()):
             self._set(piece, is_held=True)
+
+    def renew(self, block: int) -> None:
+        """The engine holds a block that a router may have missed there, so its pieces are reported again."""
+        self._changed.update(piece for piece in self._pieces.get(block, ()) if piece in self._held)
 
     def remove(self, block: int) -> None:
         """The engine holds a block no longer. Its pieces are forgotten: a prompt that needs them names them again."""

@@ -61,12 +61,14 @@ class CacheWatch:
     def computed(self, blocks: PromptKeys, cached_tokens: int | None) -> None:
         """The engine holds all blocks of a prompt now, and held ``cached_tokens`` of it before; ``None``: not known.
 
-        If these are fewer than the index has, it is wrong, and so is what routers know of it: they are told anew.
+        A router that expected more has forgotten the pieces that were missing, so they are reported again. The engine
+        may have reported its new blocks before its answer. So they are not removed here.
         """
+        self.index.add(blocks.keys)
         if cached_tokens is not None:
             usable = blocks.keys[: max(0, blocks.tokens - 1) // self.block_tokens]
-            self.index.remove(usable[cached_tokens // self.block_tokens :])
-        self.index.add(blocks.keys)
+            for block in usable[cached_tokens // self.block_tokens :]:
+                self.pieces.renew(block)
 
     def answered(self, blocks: PromptKeys, token_ids: Sequence[int], *, lora: str = "", salt: str = "") -> None:
         """The engine holds a prompt and its answer; ``blocks``: of the prompt, ``token_ids``: of both together."""

@@ -136,8 +136,17 @@ def test_blocks_that_the_engine_did_not_find_are_reported_anew() -> None:
     cache.name(pieces, blocks)
     assert sorted(cache.pieces.take().stored) == [1, 2]
     cache.computed(blocks, 8)  # it had two blocks, so the end of the first piece
-    cache.name(pieces, blocks)
     assert cache.pieces.take() == PieceChanges(stored=(2,))
+
+
+async def test_blocks_that_the_engine_reports_before_its_answer_stay() -> None:
+    cache = watch()
+    blocks, pieces = cache.blocks(IDS), PromptKeys(keys=(1, 2), piece_tokens=8, tokens=len(IDS))
+    cache.name(pieces, blocks)
+    await cache.follow(Engine(batch(0, stored(0, 6))))
+    cache.computed(blocks, 0)
+    changes = cache.pieces.take()
+    assert (sorted(changes.stored), changes.removed) == ([1, 2], ())
 
 
 @pytest.mark.parametrize("prompt_tokens", [3, 4, 10])
