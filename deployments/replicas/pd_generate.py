@@ -202,10 +202,15 @@ class PDGenerate:
         return decision.path, decision.reason
 
     def _look_up(self, generation: Generation) -> None:
-        """Find out what this engine has of the prompt."""
+        """Find out what this engine has of the prompt. Raises VLLMValidationError: a token id is too large."""
         if generation.ids is None or not generation.is_plain:
             return
-        blocks = generation.blocks = self._cache.blocks(generation.ids, lora=generation.lora, salt=generation.salt)
+        try:
+            blocks = self._cache.blocks(generation.ids, lora=generation.lora, salt=generation.salt)
+        except OverflowError:  # the engine would refuse it too
+            message = f"token id {max(generation.ids)} is out of vocabulary"
+            raise VLLMValidationError(message, parameter="prompt", value=max(generation.ids)) from None
+        generation.blocks = blocks
         pieces = generation.trace.pieces
         if pieces is not None and generation.trace.sent is None:  # a resumed prompt has more tokens than its pieces
             self._cache.name(pieces, blocks)

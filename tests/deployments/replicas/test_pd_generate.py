@@ -189,6 +189,14 @@ async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(
     assert len(client.requests) == 1
 
 
+async def test_a_token_id_that_no_vocabulary_has_is_the_clients_fault(client: Client) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=f"token id {2**32} is out of vocabulary"):
+        await run(decode(client, None), [1, 2**32, 3])
+    assert not client.requests
+
+
 async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
     """Let ``times`` calls of prefill fail one after another; each prompt makes a second call."""
     while len(prefill.calls) < times:
