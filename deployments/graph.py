@@ -90,7 +90,7 @@ def build_graph(
 
 
 def _prefill_queues(services: Sequence[ServiceConfig]) -> list[DeploymentActorConfig]:
-    """The prefill queue of each group whose prompts wait in one."""
+    """The prefill queue of each group whose prompts wait in one, also of groups for very long prompts."""
     return [
         _actor(
             f"prefill_queue_{key}",
@@ -104,7 +104,7 @@ def _prefill_queues(services: Sequence[ServiceConfig]) -> list[DeploymentActorCo
         )
         for service in services
         if service.router.prefill_queue.strategy != "direct"
-        for group in service.groups
+        for group in service.all_groups
         for key in group.pools()
         if key.role is Role.PREFILL
     ]

@@ -92,11 +92,12 @@ def fleets_in_gpus(
     fleets = []
     for prefill, decode in fit_pairs(prefills, decodes):
         ratio = optimal_ratio(prefill, decode, need.lengths, tpot_s=need.tpot_s)
-        options = [
-            _fleet(prefill, decode, ratio, counts, None, need, prices) for counts in _counts_in(prefill, decode, gpus)
-        ]
-        if options:
-            fleets.append(min(options, key=_by_load))
+        options = (
+            _fleet(prefill, decode, ratio, counts, None, need, prices)
+            for counts in _counts_in(prefill, decode, ratio, gpus)
+        )
+        if (best := min(options, key=_by_load, default=None)) is not None:
+            fleets.append(best)
     if not fleets:
         room = ", ".join(f"{count} {kind}" for kind, count in gpus.items())
         raise NoEngineError(f"no prefill and decode replica fit {room}: give more GPUs, or profiles of smaller engines")
@@ -107,13 +108,18 @@ def _by_load(fleet: Fleet) -> tuple[float, float]:
     return -round(fleet.carried_per_s, 9), fleet.cost_per_hour
 
 
-def _counts_in(prefill: EngineProfile, decode: EngineProfile, gpus: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """All counts of both roles within the GPUs, at least one of each; with each number of prefill replicas."""
+def _counts_in(
+    prefill: EngineProfile, decode: EngineProfile, ratio: OptimalRatio, gpus: Mapping[str, int]
+) -> Iterator[tuple[int, int]]:
+    """Counts of both roles within the GPUs: each number of prefill replicas, with the decode replicas that it needs."""
     for prefills in range(1, gpus.get(gpu_type(prefill), 0) // gpus_each(prefill) + 1):
         left = gpus.get(gpu_type(decode), 0)
         left -= prefills * gpus_each(prefill) if gpu_type(prefill) == gpu_type(decode) else 0
-        for decodes in range(1, left // gpus_each(decode) + 1):
-            yield prefills, decodes
+        # Fewer carry less, and more carry nothing more.
+        decodes = min(left // gpus_each(decode), max(1, _whole(prefills / ratio.prefill_per_decode)))
+        if decodes < 1:
+            return
+        yield prefills, decodes
 
 
 def fleet_of_means(fleet: Fleet, need: Need, requests_per_s: float, prices: Mapping[str, float]) -> Fleet:

@@ -33,3 +33,17 @@ def test_replicas_count_latencies_by_the_objectives_of_the_autoscaler(
     )
     quiet = {"VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     assert run_python(_GRAPH.format(args=json.dumps(args)), env={**os.environ, **quiet}) == slo
+
+
+def test_groups_for_very_long_prompts_have_a_prefill_queue_too() -> None:
+    from deployments.config import ServiceConfig
+    from deployments.graph import _prefill_queues
+
+    fields = {
+        "model": {"id": "m", "source": "org/m"},
+        "groups": [{"name": "a"}],
+        "long_prompts": {"least_tokens": 1000, "groups": [{"name": "b"}]},
+        "router": {"prefill_queue": {"strategy": "edf"}},
+    }
+    queues = _prefill_queues([ServiceConfig.model_validate(fields)])
+    assert [queue.name for queue in queues] == ["prefill_queue_prefill:a", "prefill_queue_prefill:b"]
