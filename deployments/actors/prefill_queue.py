@@ -51,6 +51,8 @@ class PrefillQueue:
         ``None``: no replica may compute it, too many prompts wait, or ``end`` was called meanwhile.
         """
         now_s = self._hear(request.caller)
+        if not request.replicas:  # the router of a new decode replica does not know the prefill replicas yet
+            return None
         if request.replicas != self._replicas:
             self._replicas = request.replicas
             self._scheduler.set_replicas(request.replicas, now_s)

@@ -96,6 +96,16 @@ async def test_a_prompt_without_a_replica_is_told_so_at_once(announced: list[Any
     assert (await place(one, exclude=frozenset({"p0"}))).replica_id == "p1"
 
 
+async def test_a_new_decode_replica_that_knows_no_prefill_replica_frees_no_place(announced: list[Any]) -> None:
+    from router.ray_prefill_queue import PlaceOutcome
+
+    one, new = await feed(announced), await feed(announced, "d1")
+    for _ in range(4):
+        await place(one)
+    assert (await place(new, replicas=frozenset())).outcome is PlaceOutcome.UNPLACED
+    assert (await place(one, timeout_s=0.1)).outcome is PlaceOutcome.LATE  # all places are still taken
+
+
 async def test_a_queue_with_too_many_prompts_sends_the_next_one_away(announced: list[Any], monkeypatch: Any) -> None:
     from deployments.actors import prefill_queue
     from router.ray_prefill_queue import PlaceOutcome
