@@ -135,9 +135,15 @@ class ServedModel:
     def note_tokens(self, pieces: PromptKeys, input_tokens: int) -> None:
         """Learn the model's tokens from a prompt: what its text was estimated at, and its real number of tokens.
 
-        A prompt of token ids teaches nothing, since both numbers are equal.
+        A prompt of token ids teaches nothing, since both numbers are equal. A prompt without a whole piece teaches
+        nothing either: many of its tokens are of the template, which its text lacks.
         """
-        measured = self.chars_per_token * pieces.tokens / max(1, input_tokens)
+        if not pieces.keys or pieces.tokens == input_tokens:
+            return
+        assert self.piece_tokens is not None  # otherwise prompts have no pieces
+        # The mean when the prompt was cut. Other prompts may have changed it since, so the present one would not do.
+        estimated = CHARS_PER_TOKEN * self.piece_tokens / pieces.piece_tokens
+        measured = estimated * pieces.tokens / max(1, input_tokens)
         mean = self.chars_per_token + _CHARS_WEIGHT * (measured - self.chars_per_token)
         self.chars_per_token = min(max(mean, _LEAST_CHARS), _MOST_CHARS)
 

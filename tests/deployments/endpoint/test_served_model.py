@@ -162,16 +162,29 @@ def test_very_long_prompts_go_to_the_usual_groups_while_their_own_have_no_replic
 
 
 def test_mean_characters_of_a_token_follow_the_prompts_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    from router.prompt_keys import PromptKeys
+    from router.prompt_keys import PromptKeys, text_keys
 
     model = Pools(Clock(monkeypatch)).model
-    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=300), 300)  # token ids
+    model.piece_tokens = 128
+    model.note_tokens(PromptKeys(keys=(1, 2), piece_tokens=128, tokens=300), 300)  # token ids
+    model.note_tokens(text_keys("x" * 40, 512, model.chars_per_token, 0), 40)  # most tokens are of the template
     assert model.chars_per_token == 4.0
-    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=100), 200)  # text with 2 characters in a token
+    model.note_tokens(PromptKeys(keys=(1,), piece_tokens=128, tokens=200), 400)  # text with 2 characters in a token
     assert model.chars_per_token == pytest.approx(4.0 - 0.05 * 2.0)
     for _ in range(300):  # a text of 1,200 characters, of 2 in a token
-        tokens = round(1200 / model.chars_per_token)
-        model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=tokens), 600)
+        model.note_tokens(text_keys("x" * 1200, 512, model.chars_per_token, 0), 600)
     assert model.chars_per_token == pytest.approx(2.0, abs=0.02)
-    model.note_tokens(PromptKeys(keys=(), piece_tokens=128, tokens=10**9), 1)
+    model.note_tokens(PromptKeys(keys=(1,), piece_tokens=128, tokens=10**9), 1)
     assert model.chars_per_token == 32.0
+
+
+def test_the_mean_is_the_same_with_many_prompts_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from router.prompt_keys import text_keys
+
+    model = Pools(Clock(monkeypatch)).model
+    model.piece_tokens = 128
+    on_their_way = [text_keys("x" * 1200, 512, model.chars_per_token, 0) for _ in range(200)]
+    for _ in range(300):
+        on_their_way.append(text_keys("x" * 1200, 512, model.chars_per_token, 0))
+        model.note_tokens(on_their_way.pop(0), 600)
+        assert 1.9 < model.chars_per_token <= 4.0
