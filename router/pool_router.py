@@ -178,6 +178,17 @@ class PoolRouter:
         overlaps = self._overlaps[1] if self._overlaps[0] is prompt else self._overlaps_of(prompt)
         return [*self._ordered(answered, overlaps, session, ordered), *not_asked, *rest, *silent]
 
+    def session_first(
+        self, ordered: list[ReplicaView], session: str | None, choices: Sequence[ReplicaView]
+    ) -> list[ReplicaView]:
+        """The views, a session's replica first unless it is overloaded. It is one of ``choices``."""
+        place = None if session is None else self.place_of(session, [view.replica_id for view in choices])
+        if place is None:
+            return ordered
+        most_tokens = overload_tokens([view.queued_tokens for view in ordered])
+        first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]
+        return first + [view for view in ordered if view is not first[0]] if first else ordered
+
     def place_of(self, session: str | None, names: Iterable[str]) -> str | None:
         """The replica of a session among some replicas; those that have gone meanwhile do not count."""
         present = [name for name in names if name in self._views]
@@ -211,13 +222,7 @@ class PoolRouter:
         choices: Sequence[ReplicaView],
     ) -> list[ReplicaView]:
         """The views in the policy's order, after the session's replica, which is one of ``choices``."""
-        ordered = self._order(views, overlaps, self._turn, self._rng)
-        place = None if session is None else self.place_of(session, [view.replica_id for view in choices])
-        if place is not None:
-            most_tokens = overload_tokens([view.queued_tokens for view in views])
-            first = [view for view in ordered if view.replica_id == place and view.queued_tokens <= most_tokens]
-            if first:
-                ordered = first + [view for view in ordered if view is not first[0]]
+        ordered = self.session_first(self._order(views, overlaps, self._turn, self._rng), session, choices)
         if overlaps:
             for index, view in enumerate(ordered[: self._shown_replicas]):
                 if tokens := overlaps.get(view.replica_id):

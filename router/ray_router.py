@@ -109,6 +109,8 @@ class TandemRouter(RequestRouter):
         routing = _routing(pending_request)
         has_waited = pending_request is not None and time.time() - pending_request.created_at > _EXCLUDED_S
         ordered = self._permitted(self._pool.order(routing.prompt, routing.session), routing, has_waited=has_waited)
+        if routing.exclude or routing.avoid:  # the session's replica may be one of them; then all routers take the next
+            ordered = self._pool.session_first(ordered, routing.session, ordered)
         if routing.preferred is None:  # the queue that has named a replica knows all of them
             ordered = await self._informed(ordered, routing)
         tried_last = {routing.last_resort, *self._unreached()} - {None}

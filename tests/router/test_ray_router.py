@@ -441,3 +441,18 @@ async def test_pieces_of_a_replica_that_has_gone_are_forgotten(prefix_router: An
     prefix_router._pool.prefixes.store("a", PROMPT.keys)
     await prefix_router.choose_replicas(candidates[1:], routed(Routing()))
     assert prefix_router._pool.prefixes.pieces("a") == 0
+
+
+@pytest.mark.parametrize("asked_replicas", [0, 4])
+async def test_a_session_whose_replica_is_ejected_has_one_other_replica(router: Any, asked_replicas: int) -> None:
+    router.initialize_state(asked_replicas=asked_replicas)
+    candidates = [replica(f"r{number}") for number in range(10)]
+
+    async def first(avoid: frozenset[str]) -> str:
+        request = pending("1")
+        request.args[0] = SimpleNamespace(routing=Routing(session="s", avoid=avoid))
+        return str((await router.choose_replicas(candidates, request))[0][0].replica_id.unique_id)
+
+    place = await first(frozenset())
+    others = {await first(frozenset({place})) for _ in range(10)}
+    assert len(others) == 1 and place not in others
