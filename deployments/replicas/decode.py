@@ -101,7 +101,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         pool = prefill_server.deployment_name
         feed = QueueFeed(serve.get_replica_context().app_name, pool, self.replica_id)
         feed.start()
-        return PrefillPlaces(feed, engine_stats(), router.prefill_queue, slo, pool=pool)
+        most_frac = router.outlier.most_frac
+        return PrefillPlaces(feed, engine_stats(), router.prefill_queue, slo, pool=pool, most_ejected_frac=most_frac)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's signals, which Serve passes on to the joint policy."""

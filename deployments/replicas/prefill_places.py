@@ -9,6 +9,7 @@ from deployments.metrics import PREFILL_PLACE_S, PREFILL_PLACES
 from deployments.vllm_seam.engine_stats import EngineLoad
 from router import known_pools
 from router.config import PrefillQueueConfig
+from router.ejection import usable
 from router.kv_credit import KvCredit
 from router.ray_actors import Bell
 from router.ray_prefill_queue import Place, QueueFeed
@@ -33,14 +34,22 @@ class PrefillPlaces:
     """Credits and places of the prompts of one decode replica."""
 
     def __init__(
-        self, feed: QueueFeed, engine: _Engine, config: PrefillQueueConfig, slo: SloConfig, *, pool: str
+        self,
+        feed: QueueFeed,
+        engine: _Engine,
+        config: PrefillQueueConfig,
+        slo: SloConfig,
+        *,
+        pool: str,
+        most_ejected_frac: float,
     ) -> None:
-        """``pool``: name of the prefill deployment."""
+        """``pool``: name of the prefill deployment; ``most_ejected_frac``: see ``router.ejection.usable``."""
         self._feed = feed
         self._engine = engine
         self._config = config
         self._slo = slo
         self._pool = pool
+        self._most_ejected_frac = most_ejected_frac
         self._credit = KvCredit()
         self._turn = asyncio.Lock()  # prompts get credit in the order in which they came
         self._changed = Bell()  # rings when a promise ends
@@ -62,13 +71,15 @@ class PrefillPlaces:
         ``arrived_s``: arrival of the request at the endpoint; ``deadline_s``: end of the wait; monotonic times.
         """
         began_s = time.monotonic()
+        routed = known_pools.routed(self._pool)
         failed = frozenset() if routing.last_resort is None else frozenset({routing.last_resort})
+        allowed = usable(routed - routing.exclude, routing.avoid, self._most_ejected_frac)  # as in Serve's router
         place = await self._feed.place(
             tokens,
             waited_s=began_s - arrived_s,
             objective_s=self._slo.objective_s(tokens),
-            replicas=known_pools.routed(self._pool),
-            exclude=routing.exclude | routing.avoid | failed,
+            replicas=routed,
+            exclude=routed.difference(allowed) | failed,
             overlap_tokens={} if routing.prompt is None else known_pools.overlap_tokens(self._pool, routing.prompt),
             timeout_s=deadline_s - began_s,
         )

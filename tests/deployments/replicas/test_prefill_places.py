@@ -1,6 +1,7 @@
 """Prompts of a decode replica in the prefill queue, which runs here; vLLM's client and Serve's handle are fakes."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,7 @@ async def places(generate: Any, credit_wait_s: float = 30.0) -> Any:
     feed.start()
     engine = SimpleNamespace(load=EngineLoad(), kv_tokens=KV_TOKENS)
     config = PrefillQueueConfig(strategy="fcfs", credit_wait_s=credit_wait_s)
-    made = PrefillPlaces(feed, engine, config, SloConfig(), pool="prefill:g0")
+    made = PrefillPlaces(feed, engine, config, SloConfig(), pool="prefill:g0", most_ejected_frac=0.5)
     generate._places = generate._remote.places = made
     await until(lambda: feed._queue is not None)
     return engine.load
@@ -153,3 +154,19 @@ async def test_a_prompt_that_gets_no_place_in_time_is_computed_by_decode(queue: 
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_prompts_wait_for_all_replicas_if_most_of_them_are_ejected(queue: Any) -> None:
+    from router.routing import Routing
+
+    generate = decode(Client(), Prefill())
+    await places(generate)
+    waiting, now_s = generate._places, time.monotonic()
+
+    async def replica(*ejected: str) -> str | None:
+        routing = Routing(avoid=frozenset(ejected))
+        place = await waiting.place(100, routing, arrived_s=now_s, deadline_s=now_s + 30.0)
+        return str(place.replica_id)
+
+    assert [await replica("p1"), await replica("p1")] == ["p2", "p2"]
+    assert [await replica("p1", "p2"), await replica("p1", "p2")] == ["p1", "p1"]
