@@ -64,10 +64,11 @@ class PrefixReporter:
             found = await asyncio.to_thread(find_actor, self._key)
             if is_another(found, self._board):
                 self._board = found
-        if self._board is None:
+        changes = self._pieces.take()
+        if self._board is None:  # the changes are dropped, since there may be no end of them
+            self._must_report_all = True
             await asyncio.sleep(_LOST_S)
             return
-        changes = self._pieces.take()
         if self._must_report_all:
             changes = PieceChanges(stored=tuple(self._pieces.take_all()), coming=changes.coming)
         elif changes == PieceChanges() and not is_due:

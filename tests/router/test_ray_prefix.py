@@ -150,3 +150,17 @@ async def test_without_a_board_a_router_knows_what_it_has_sent(announced: list[A
     announced.append(made_board())
     await router.sees(a=10)  # its own report counts for more
     stop(replica, router)
+
+
+async def test_without_a_board_the_changes_of_a_replica_do_not_pile_up(announced: list[Any]) -> None:
+    board = announced.pop()
+    a, router = Replica("a"), Router()
+    for first in range(1, 1000, 100):  # each hundred pushes out the one before
+        a.hold(*range(first, first + 100))
+        async with asyncio.timeout(30.0):
+            while a.pieces._changed or a.pieces._coming:
+                await asyncio.sleep(0.01)
+    a.hold(1, 2)
+    announced.append(board)
+    await router.sees(a=20)  # all that it holds is reported
+    stop(a, router)
