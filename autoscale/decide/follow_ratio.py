@@ -4,6 +4,7 @@ The ratio changes at the end of an interval, by at most a stated share, inside s
 sums of the running interval, so that a log replays from any line.
 """
 
+import math
 from dataclasses import replace
 
 from autoscale.decide.auto_ratio import AutoRatioConfig
@@ -25,7 +26,7 @@ def follow_ratio(draft: Draft) -> None:
     followed = _with_tick(_running(draft, auto), draft, auto)
     if draft.now_s - followed.since_s >= auto.interval_s and followed.sums.requests >= auto.least_requests:
         followed = _changed(followed, draft, auto)
-    followed = replace(followed, ratio=_possible(followed.ratio, draft.room))
+    followed = replace(followed, ratio=possible(followed.ratio, draft.room))
     draft.state = replace(draft.state, followed=followed)
     draft.config = draft.config.at_ratio(followed.ratio)
 
@@ -80,11 +81,20 @@ def _changed(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> Fo
     return FollowedRatio(ratio=ratio, since_s=draft.now_s, optimal=best.prefill_per_decode)
 
 
-def _possible(ratio: PdRatio, room: Room) -> PdRatio:
-    """The ratio, as far as there are counts at it: the guard would hold counts that the bounds keep off the ratio."""
-    lowest, highest = room.lowest, room.highest
-    if not all(lowest[role] and highest[role] for role in Role):
+def possible(ratio: PdRatio, room: Room) -> PdRatio:
+    """The ratio, as far as there are counts at it: the guard would hold counts that bounds or budget keep off it."""
+    lowest, highest = room.lowest, {role: _highest(role, room) for role in Role}
+    if not all(highest.values()):
         return ratio
-    least, most = lowest[Role.PREFILL] / highest[Role.DECODE], highest[Role.PREFILL] / lowest[Role.DECODE]
+    least = lowest[Role.PREFILL] / highest[Role.DECODE]
+    most = highest[Role.PREFILL] / lowest[Role.DECODE] if lowest[Role.DECODE] else math.inf
     inside = min(max(ratio.per_decode(), least), most)
     return ratio if inside == ratio.per_decode() else PdRatio(inside, 1)
+
+
+def _highest(role: Role, room: Room) -> float:
+    """The highest count of a role for which the budget has room beside the lowest count of the other role."""
+    counts = {**room.lowest, role: room.highest[role]}
+    while counts[role] > room.lowest[role] and room.is_over_budget(counts):
+        counts[role] = max(room.lowest[role], counts[role] - room.step[role])
+    return counts[role]

@@ -13,9 +13,11 @@ from autoscale.decide.auto_ratio import AutoRatioConfig
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.decision_log import config_line, decision_line, is_news, replay
+from autoscale.decide.follow_ratio import possible
 from autoscale.decide.tuning import Pools, tuned
 from autoscale.engines.profile import EngineProfile
 from autoscale.ratio import PdRatio
+from autoscale.room import Room, joint_counts
 from autoscale.types import ControllerState, Plan, PoolKey, PoolLimits, Snapshot, Traffic
 from kvtransfer.topology import Role
 
@@ -149,6 +151,41 @@ def test_the_ratio_stays_where_the_pools_have_counts(make_auto: MakeAutoscale, m
     plan = ticks.tick()
     assert ratio_of(plan) == 3.0  # 3P1D is the highest ratio within the bounds; the profiles say more
     assert "no counts" not in str(plan.held_back)
+
+
+def test_the_ratio_stays_where_the_budget_has_counts(make_auto: MakeAutoscale, make_snapshot: MakeSnapshot) -> None:
+    auto = make_auto(start_input_tokens=900, start_output_tokens=5)
+    guard = auto.guard.model_copy(update={"budget_gpus": 7})
+    ticks = Ticks(auto.model_copy(update={"guard": guard}), make_snapshot, bounds=(2, 9))
+    plan = ticks.tick()
+    assert ratio_of(plan) == 2.5  # 5P2D takes the budget; 8.7 prefill replicas for 0.91 s have no room
+    assert "no counts" not in str(plan.held_back)
+
+
+@given(
+    bounds=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), min_size=2, max_size=2),
+    gpus=st.lists(st.sampled_from([1, 2, 4]), min_size=2, max_size=2),
+    spare_gpus=st.none() | st.integers(0, 12),
+    per_decode=st.floats(0.2, 9.0),
+)
+def test_there_are_counts_at_every_ratio_that_is_taken(
+    bounds: list[tuple[int, int]], gpus: list[int], spare_gpus: int | None, per_decode: float
+) -> None:
+    lowest = {role: float(least) for role, (least, _) in zip(Role, bounds, strict=True)}
+    highest = {role: float(least + more) for role, (least, more) in zip(Role, bounds, strict=True)}
+    each = dict(zip(Role, gpus, strict=True))
+    # A replica of each role has room, since a service without one of them serves nothing.
+    needed = sum(each[role] * max(1, int(lowest[role])) for role in Role)
+    budget = None if spare_gpus is None else needed + spare_gpus
+    room = Room(
+        lowest=lowest,
+        highest=highest,
+        most_gpus_per_replica=each,
+        least_gpus_per_replica=each,
+        budget_gpus=budget,
+    )
+    ratio = possible(PdRatio(per_decode, 1), room)
+    assert joint_counts(dict.fromkeys(Role, 20.0), ratio, room, band_replicas=0.5) is not None
 
 
 def test_a_ratio_that_no_longer_follows_is_the_configured_one(
