@@ -16,9 +16,14 @@ _BY_MODEL = ("auto", None)
 def policy_profiles(
     autoscale: AutoscaleConfig | None, first: GroupConfig
 ) -> Iterator[tuple[PoolKey, RoleConfig, EngineProfile]]:
-    """Pools of the first group, each with the profile by which the policy sizes it; emulated engines are left out."""
-    settings = None if autoscale is None else autoscale.policy
-    if isinstance(settings, ProfiledConfig):
+    """Pools of the first group, each with the profile by which it is sized; emulated engines are left out.
+
+    The profiles are those of the policy, or of a ratio that follows the requests.
+    """
+    if autoscale is None:
+        return
+    settings = autoscale.policy if isinstance(autoscale.policy, ProfiledConfig) else autoscale.followed_by
+    if settings is not None:
         profiles = {"prefill": settings.prefill, "decode": settings.decode}
         for key, pool in first.pools().items():
             if pool.emulator is None:

@@ -18,12 +18,16 @@ H100 = {"accelerator_type": "H100"}
 
 def service(profile: EngineProfile, model: str = TP4.model, **pool: Any) -> ServiceConfig:
     """A service whose policy sizes both roles by one profile."""
+    return sized_by({"policy": {"kind": "default", "prefill": profile, "decode": profile}}, model, **pool)
+
+
+def sized_by(autoscale: dict[str, Any], model: str = TP4.model, **pool: Any) -> ServiceConfig:
     placed = {"max_replicas": 4, **pool}
     return ServiceConfig.model_validate(
         {
             "model": {"id": model, "source": "org/m"},
             "groups": [{"name": "g0", "prefill": placed, "decode": placed}],
-            "autoscale": {"policy": {"kind": "default", "prefill": profile, "decode": profile}},
+            "autoscale": autoscale,
         }
     )
 
@@ -39,6 +43,20 @@ def test_another_tensor_parallel_size_is_refused_with_both_numbers() -> None:
     )
     with pytest.raises(ValidationError, match=message):
         service(TP4, tensor_parallel_size=2, placement=H100)
+
+
+def test_the_profiles_of_a_ratio_that_follows_the_requests_are_checked_too() -> None:
+    auto = {
+        "pd_ratio": "auto",
+        "auto_ratio": {"prefill": TP4, "decode": TP4},
+        "policy": {"kind": "heteroscale", "target": 1},
+    }
+    (first, second) = sized_by(auto, "qwen", tensor_parallel_size=4, placement=H100).profile_differences()
+    assert "prefill:g0 has qwen" in first and "decode:g0 has qwen" in second
+    with pytest.raises(ValidationError, match="a replica of prefill:g0 has 2"):
+        sized_by(auto, tensor_parallel_size=2, placement=H100)
+    fixed = {**auto, "pd_ratio": "1:1"}  # the profiles have no effect
+    assert sized_by(fixed, "qwen", tensor_parallel_size=2, placement=H100).profile_differences() == []
 
 
 def test_the_own_profile_of_a_pool_beside_the_first_group_is_checked_too() -> None:
