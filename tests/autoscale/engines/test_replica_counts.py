@@ -76,6 +76,12 @@ def test_in_a_budget_the_pair_is_searched_together(make_engine: MakeEngine) -> N
     assert fleets_in_gpus(fit(make_engine()), fit(make_engine(2)), NEED, {"H100": 8}, {})[0].cost_per_hour == 7.0
 
 
+def test_the_gpus_of_a_large_cluster_are_searched_in_seconds(make_engine: MakeEngine) -> None:
+    # 10,000 / (1 + 2 / 1.43) = 4,166.7: of each number of prefill replicas, only one number of decode replicas is tried.
+    fleet = fleets_in_gpus(fit(make_engine()), fit(make_engine(2)), NEED, {"H100": 10_000}, {})[0]
+    assert (fleet.prefill_replicas, fleet.decode_replicas) == (4166, 2917)
+
+
 def test_each_type_has_its_own_budget(make_engine: MakeEngine) -> None:
     prefill, decode = make_engine(gpu="A100"), make_engine(2, gpu="H100")
     fleet = fleets_in_gpus(fit(prefill), fit(decode), NEED, {"A100": 2, "H100": 8}, {})[0]
