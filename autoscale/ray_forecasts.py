@@ -63,7 +63,11 @@ class FitProcess:
         if not line:
             _end(process)
             raise RuntimeError(f"the process that fits forecasts has ended with exit code {process.returncode}")
-        return FORECASTS.validate_json(line)
+        try:
+            return FORECASTS.validate_json(line)
+        except ValueError:  # it is no answer, so the answer may still come, and the next task would get it
+            _end(process)
+            raise
 
 
 def _started() -> subprocess.Popen[str]:

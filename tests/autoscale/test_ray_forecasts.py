@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -91,6 +93,25 @@ def test_a_process_that_dies_is_named_and_the_next_step_has_a_new_one(services: 
     assert len(services.complaints) == 1
     services.tick()
     assert services.awaited(1200.0).requests_per_s.fallback != failed.fallback
+
+
+def test_an_answer_that_cannot_be_read_is_not_followed_by_an_older_one(services: Services) -> None:
+    noisy = """
+import json
+print("ready", flush=True)
+print("a line of a library", flush=True)
+for number in range(9):
+    input()
+    print(json.dumps([{"value": number}] * 3), flush=True)
+"""
+    process = services.forecasts._process
+    process._process = subprocess.Popen(
+        [sys.executable, "-c", noisy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    services.tick(), services.tick()
+    failed = services.awaited(1080.0).requests_per_s
+    assert failed.fallback is not None and "validation error" in failed.fallback
+    assert not process.is_running  # the next task has a new one, not the answer to this task
 
 
 def test_a_fit_that_takes_too_long_is_ended(services: Services) -> None:
