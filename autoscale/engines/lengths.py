@@ -139,7 +139,9 @@ class MeanRequest:
         curve = profile.prefill
 
         def prompt_s(tokens: float) -> float:
-            return max(curve.step_s, curve.seconds_for(tokens) - curve.chunk_s(0.0, cached_frac * tokens))
+            # The last token is always computed: its logits give the first output token.
+            cached_tokens = max(0.0, min(cached_frac * tokens, tokens - 1.0))
+            return min(curve.seconds_for(tokens), curve.step_s + curve.chunk_s(cached_tokens, tokens))
 
         prefill_s = math.fsum(prompt_s(tokens) * share for tokens, share in lengths.inputs)
         if prefill_s <= 0.0:

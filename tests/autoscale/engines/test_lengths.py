@@ -58,9 +58,18 @@ def test_cached_tokens_at_the_begin_of_a_prompt_take_no_time(make_profile: MakeP
     whole, cached = (MeanRequest.of(Lengths.fixed(200.0, 1.0), profile, cached_frac=frac) for frac in (0.0, 0.25))
     assert whole.prefill_s == pytest.approx(0.6)
     assert cached.prefill_s == pytest.approx(0.6 - 0.05)  # the first 50 tokens
-    # A step has a fixed part, which a cache does not save.
+    # A step has a fixed part and the last token, which a cache does not save.
     stepped = make_profile()
-    assert MeanRequest.of(Lengths.fixed(200.0, 1.0), stepped, 1.0).prefill_s == pytest.approx(0.01)
+    assert MeanRequest.of(Lengths.fixed(200.0, 1.0), stepped, 1.0).prefill_s == pytest.approx(0.01 + 0.001)
+
+
+def test_a_cached_prompt_takes_time_also_if_the_profile_has_no_fixed_part(make_profile: MakeProfile) -> None:
+    # The line through both points is 0 at 67 tokens, and below 0 before them: 1.5 ms a token.
+    profile = make_profile(prefill={"tokens": [100, 200], "seconds": [0.05, 0.2]})
+    seconds = [
+        MeanRequest.of(Lengths.fixed(200.0, 1.0), profile, cached_frac=frac).prefill_s for frac in (0.0, 0.9, 1.0)
+    ]
+    assert seconds == pytest.approx([0.2, 20 * 0.0015, 0.0015])
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
