@@ -1,5 +1,6 @@
 """The commands that watch and change how a running application is sized."""
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +137,8 @@ def _nested(pairs: Sequence[str]) -> dict[str, Any]:
         path, separator, text = pair.partition("=")
         try:
             # YAML would read 1:2 as a number of base 60.
-            value = text if path == "pd_ratio" else yaml.safe_load(text)
+            is_ratio = path == "pd_ratio" or re.fullmatch(r"\d+:\d+", text)
+            value = text if is_ratio else yaml.safe_load(text)
             is_pair = bool(separator) and all(path.split("."))
         except yaml.YAMLError:
             is_pair = False

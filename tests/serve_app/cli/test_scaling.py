@@ -39,6 +39,7 @@ from tests.autoscale.recording import recorded
     ("pairs", "nested"),
     [
         (["pd_ratio=1:2"], {"pd_ratio": "1:2"}),
+        (["auto_ratio.lowest=1:2"], {"auto_ratio": {"lowest": "1:2"}}),
         (["policy.target=500", "policy.signal=ttft"], {"policy": {"target": 500, "signal": "ttft"}}),
         (["guard.budget_gpus=null"], {"guard": {"budget_gpus": None}}),
         (["is_paused=true"], {"is_paused": True}),
