@@ -106,9 +106,9 @@ class Forecaster:
         )
         self.state = replace(self.state, history=history)
         points = history.points
-        if not points or points == before:
+        if points == before:
             return None
-        if before and points[-1].at_s <= before[-1].at_s:  # the clock was set back
+        if before and (not points or points[-1].at_s <= before[-1].at_s):  # the clock was set back
             self.state = replace(self.state, records=ForecastState(step_s=config.step_s).records, forecast=None)
             return None
         self._compare(points[-1])

@@ -105,6 +105,16 @@ def test_the_forecast_stays_until_the_next_and_an_old_one_does_not_count() -> No
     assert own.forecast(181.0) is None
 
 
+@pytest.mark.parametrize("back_steps", [3, 25])  # some points are of the future, or all
+def test_a_clock_that_is_set_back_ends_forecasts_of_the_future(back_steps: int) -> None:
+    own = forecaster(method={"kind": "last_value"})
+    run(own, lambda step: 3.0, 25)
+    now_s = STEP_S * (25 - back_steps)
+    assert own.observe(chat(3.0), now_s, 45.0) is None
+    assert own.forecast(now_s) is None
+    assert not any(record.pending for record in own.state.records)
+
+
 def test_requests_are_near_by_their_number_in_flight() -> None:
     # 200 tokens at 0.05 s: each request is in flight for 10 s, so 1 request/s is 10 in flight.
     errors = {0.9: 1.0, 1.1: 0.0}
