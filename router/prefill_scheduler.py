@@ -56,7 +56,8 @@ class PrefillScheduler:
         self._prompts: dict[str, WaitingPrompt] = {}  # waiting prompts by name
         # Bound prompts with their replicas and the times of their bindings, by name, oldest first.
         self._bound: dict[str, tuple[WaitingPrompt, str, float]] = {}
-        self._replicas: dict[str, _Replica] = {}
+        self._names: frozenset[str] = frozenset()  # the replicas that may get prompts
+        self._replicas: dict[str, _Replica] = {}  # these, and those that have gone and still have prompts
         # The replicas with room; the first one is the one whose last prompt ended longest ago.
         self._open: dict[str, _Replica] = {}
         self._busy = 0  # number of replicas with prompts
@@ -67,25 +68,31 @@ class PrefillScheduler:
         return len(self._order)
 
     def set_replicas(self, names: Collection[str], now_s: float) -> None:
-        """Set the replicas that may get prompts. Prompts of a replica that has gone are bound no more."""
-        self._load.pass_time(self._busy, len(self._replicas), now_s)
-        for name in [name for name in self._replicas if name not in names]:
-            self._busy -= bool(self._replicas.pop(name).computed)
+        """Set the replicas that may get prompts.
+
+        A replica that has gone keeps its prompts until they end. Routers learn of a change one after the other, so it
+        may come back at once.
+        """
+        self._pass_time(now_s)
+        self._names = frozenset(names)
+        for name in [name for name in self._replicas if name not in self._names]:
             self._open.pop(name, None)
+            self._forget_idle(name)
         for name in names:
-            if name not in self._replicas:
-                self._replicas[name] = self._open[name] = _Replica()
-        self._bound = {key: bound for key, bound in self._bound.items() if bound[1] in self._replicas}
+            replica = self._replicas.setdefault(name, _Replica())
+            if self._has_room(replica):
+                self._open.setdefault(name, replica)
 
     def add(self, prompt: WaitingPrompt, now_s: float) -> None:
-        """Let a prompt wait for a replica."""
+        """Let a prompt wait for a replica. One that comes again has lost its place."""
+        self.end(prompt.prompt_id, now_s, is_computed=False)
         self._load.arrive(prompt.tokens, now_s)
         self._prompts[prompt.prompt_id] = prompt
         self._order.add(prompt, next(self._numbers))
 
     def has_replica(self, prompt: WaitingPrompt) -> bool:
         """Whether a replica of the group may compute the prompt, now or later."""
-        return any(name not in prompt.exclude for name in self._replicas)
+        return any(name not in prompt.exclude for name in self._names)
 
     def bind(self, now_s: float) -> list[Binding]:
         """The prompts that go to a replica now."""
@@ -117,14 +124,16 @@ class PrefillScheduler:
         if (bound := self._bound.pop(prompt_id, None)) is None:
             return
         name = bound[1]
-        self._load.pass_time(self._busy, len(self._replicas), now_s)
+        self._pass_time(now_s)
         if is_computed:
             self._load.compute()
         replica = self._replicas[name]
         replica.end(prompt_id)
         self._busy -= not replica.computed
         self._open.pop(name, None)
-        if self._has_room(replica):
+        if name not in self._names:
+            self._forget_idle(name)
+        elif self._has_room(replica):
             self._open[name] = replica
 
     def drop(self, caller: str, now_s: float) -> list[str]:
@@ -154,11 +163,19 @@ class PrefillScheduler:
         self._bound[prompt.prompt_id] = (prompt, name, now_s)
         replica = self._replicas[name]
         if not replica.computed:
-            self._load.pass_time(self._busy, len(self._replicas), now_s)
+            self._pass_time(now_s)
             self._busy += 1
         replica.bind(prompt.prompt_id, max(1, prompt.tokens - prompt.overlap_tokens.get(name, 0)))
         if not self._has_room(replica):
             self._open.pop(name, None)
+
+    def _pass_time(self, now_s: float) -> None:
+        self._load.pass_time(self._busy, len(self._names), now_s)
+
+    def _forget_idle(self, name: str) -> None:
+        """Forget a replica that has gone once it has no prompt."""
+        if not self._replicas[name].computed:
+            del self._replicas[name]
 
     def _has_room(self, replica: _Replica) -> bool:
         return not replica.next or replica.tokens < self._window_tokens

@@ -252,7 +252,7 @@ class Ingress:
             # All that the headers can tell is checked before the body is read.
             key = self._intake.key_of(http)
             check_content_type(http.headers.get("content-type"))
-            if not any(model.can_answer() for model in self._models.values()):
+            if not any(model.can_answer_any() for model in self._models.values()):
                 raise no_replica()
             priority = requested_priority(http)
             self._intake.check_limits(key, priority)

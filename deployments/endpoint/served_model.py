@@ -138,9 +138,8 @@ class ServedModel:
         A prompt of token ids teaches nothing, since both numbers are equal. A prompt without a whole piece teaches
         nothing either: many of its tokens are of the template, which its text lacks.
         """
-        if not pieces.keys or pieces.tokens == input_tokens:
+        if self.piece_tokens is None or not pieces.keys or pieces.tokens == input_tokens:
             return
-        assert self.piece_tokens is not None  # otherwise prompts have no pieces
         # The mean when the prompt was cut. Other prompts may have changed it since, so the present one would not do.
         estimated = CHARS_PER_TOKEN * self.piece_tokens / pieces.piece_tokens
         measured = estimated * pieces.tokens / max(1, input_tokens)
@@ -166,6 +165,10 @@ class ServedModel:
     def can_answer(self) -> bool:
         """Whether a decode replica runs, or a request would wake the model."""
         return self.can_sleep or bool(self.serving())
+
+    def can_answer_any(self) -> bool:
+        """Whether it can answer some prompt, perhaps only a very long one."""
+        return self.can_answer() or (self.long is not None and self.long.can_answer())
 
     def is_stranded(self, pool: str) -> bool:
         """Whether a decode pool of this model has no replica while another pool of the model has one."""

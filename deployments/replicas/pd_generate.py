@@ -230,8 +230,11 @@ class PDGenerate:
         )
 
     def _note_route(self, generation: Generation, path: PrefillPath, reason: PathReason) -> None:
-        """Note where the prompt was computed, if the endpoint wants to know it."""
-        if not generation.trace.reports_route:
+        """Note where the prompt was computed, if the endpoint wants to know it.
+
+        The prompt of a resumed stream is no longer that of the request, so the endpoint would learn wrong numbers.
+        """
+        if not generation.trace.reports_route or generation.trace.sent is not None:
             return
         generation.trace.route = PromptRoute(
             path=path,

@@ -1,6 +1,7 @@
 """Laws of the prefill queue: no idle replica while a prompt waits, late binding, bounded overtaking, the strategies."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,16 +181,28 @@ def test_prompts_that_leave_or_are_passed_over_do_not_fill_the_memory(strategy: 
 
 
 @strategies
-def test_prompts_of_a_lost_replica_are_bound_no_more_and_it_gets_none(strategy: str) -> None:
+def test_a_lost_replica_gets_no_prompts_and_is_forgotten_with_its_last_one(strategy: str) -> None:
     scheduler = queue(strategy, replicas=2)
     added(scheduler, *(prompt(str(number)) for number in range(6)))
     scheduler.set_replicas(["r1", "new"], 0.0)
     assert {one.replica_id for one in scheduler.bind(0.0)} == {"new"}
-    scheduler.end("0", 0.0)  # it was bound to the lost one
-    added(scheduler, prompt("x"))
-    assert scheduler.waiting == 1
+    for number in range(4):
+        scheduler.end(str(number), 0.0)
+    added(scheduler, prompt("x"), prompt("y"), prompt("z"))
+    assert scheduler.waiting == 1  # two are at r1
     scheduler.set_replicas(["r0", "r1", "new"], 0.0)  # it is back, and empty
     assert {one.replica_id for one in scheduler.bind(0.0)} == {"r0"}
+
+
+@strategies
+def test_a_replica_that_not_all_routers_know_yet_has_no_more_prompts_than_others(strategy: str) -> None:
+    scheduler = queue(strategy, replicas=2)
+    bound: Counter[str] = Counter()
+    for number in range(40):
+        scheduler.set_replicas(["r0", "r1", "new"] if number % 2 else ["r0", "r1"], 0.0)
+        scheduler.add(prompt(str(number)), 0.0)
+        bound.update(one.replica_id for one in scheduler.bind(0.0))
+    assert bound == {"r0": 2, "r1": 2, "new": 2}
 
 
 @strategies

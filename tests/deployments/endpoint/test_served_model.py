@@ -158,6 +158,7 @@ def test_very_long_prompts_go_to_the_usual_groups_while_their_own_have_no_replic
     assert long.is_stranded("decode:test_endpoint:b")  # so a call that waits there ends
     know(monkeypatch, a=[], b=["b0"])
     assert not usual.serving()  # other prompts do not go to the groups of long ones
+    assert usual.can_answer_any() and not usual.can_answer()  # whether a prompt is long is known once it has been read
     assert not usual.is_stranded("decode:test_endpoint:a")
 
 

@@ -638,6 +638,21 @@ async def test_the_endpoint_learns_the_path_and_what_the_engine_had(client: Clie
     assert [route.cached_tokens for route in routes[:2]] == [0, 0]
 
 
+async def test_a_resumed_stream_teaches_the_endpoint_nothing_about_its_prompt(client: Client) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    from deployments.replicas.generation import Generation, RequestTrace
+    from deployments.wire.messages import Sent
+
+    sent_before = Sent(outputs=((10,),), frames=1, digest=b"", created="")
+    trace = RequestTrace(reports_route=True, sent=sent_before)
+    prompt = {"type": "token", "prompt_token_ids": [*LONG, 10]}
+    generation = Generation(prompt, [*LONG, 10], SamplingParams(), "r", trace=trace, is_step=False, kwargs={})
+    async for _ in decode(client, None)._run(generation):
+        pass
+    assert trace.take_route() is None
+
+
 async def test_a_replica_reports_the_endpoints_pieces_once_its_engine_has_the_prompt(client: Client) -> None:
     from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
     from router.prompt_keys import PromptKeys
