@@ -46,8 +46,9 @@ class FitProcess:
 
     def end(self) -> None:
         """End the process, and the fit that it is making."""
-        if self._process is not None:
-            _end(self._process)
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
 
     def _ask(self, task: FitTask) -> tuple[Forecast, ...]:
         process = self._process
@@ -143,7 +144,9 @@ class Forecasts:
         return changed
 
     def end(self) -> None:
-        """End the process that fits."""
+        """End the process that fits, and drop its tasks."""
+        self._running = None
+        self._waiting.clear()
         self._process.end()
 
     def _forecaster(self, name: str, config: AutoscaleConfig) -> Forecaster | None:
@@ -151,7 +154,10 @@ class Forecasts:
         before = self._forecasters.get(name)
         wanted = forecaster_of(config)
         if wanted is None:
-            self._forecasters.pop(name, None)
+            if before is not None:  # another policy may be tried for a while
+                self._stored[name] = self._forecasters.pop(name).state
+            if not self._forecasters:  # the process holds 200 MB of memory
+                self.end()
             return None
         if before is not None and (before.config, before.tpot_s) == (wanted.config, wanted.tpot_s):
             return before

@@ -56,7 +56,8 @@ class CacheWatch:
 
     def name(self, pieces: PromptKeys, blocks: PromptKeys) -> None:
         """Learn where a router's pieces of a prompt end."""
-        self.pieces.name(pieces, blocks, self.index.__contains__)
+        if self.capacity_pieces:  # otherwise the engine reuses no prefix, and routers must not count on one
+            self.pieces.name(pieces, blocks, self.index.__contains__)
 
     def computed(self, blocks: PromptKeys, cached_tokens: int | None) -> None:
         """The engine holds all blocks of a prompt now, and held ``cached_tokens`` of it before; ``None``: not known.

@@ -168,12 +168,18 @@ def _counts(config: AutoscaleConfig, room: Room, options: LiveOptions) -> list[d
         if counts is not None:
             plan.append(counts)
         elif is_chosen or ratio == config.ratio:
-            raise ConfigError(
-                f"no counts at the ratio {ratio} lie between {pd_text(room.lowest)} and {pd_text(room.highest)} and "
-                f"take at most {options.limits.most_gpus:g} GPUs (a replica without GPUs counts as one): give other "
-                "--ratios or more --gpus"
-            )
+            raise _no_counts(ratio, room, options)
+    if not plan:  # the first ratio of one that follows the requests may be of fractions
+        raise _no_counts(config.ratio, room, options)
     return plan
+
+
+def _no_counts(ratio: PdRatio, room: Room, options: LiveOptions) -> ConfigError:
+    return ConfigError(
+        f"no counts at the ratio {ratio} lie between {pd_text(room.lowest)} and {pd_text(room.highest)} and "
+        f"take at most {options.limits.most_gpus:g} GPUs (a replica without GPUs counts as one): give other "
+        "--ratios or more --gpus"
+    )
 
 
 def _ratio(text: str) -> PdRatio:

@@ -78,6 +78,21 @@ def test_a_policy_without_forecasts_starts_no_process(
     assert not services.forecasts._process.is_running
 
 
+def test_the_process_ends_with_the_last_service_that_is_forecast_and_its_history_stays(services: Services) -> None:
+    services.tick(), services.tick()
+    services.awaited(1080.0)
+    process = services.forecasts._process._process
+    assert process is not None
+    config = services.config
+    services.config = config.model_copy(update={"forecast": None})
+    assert services.tick() is None
+    assert process.poll() is not None
+    services.config = config  # and back: the history goes on
+    services.tick(60.0)
+    assert services.complaints == []
+    assert len(services.forecasts._forecasters["m"].state.history.points) >= 2
+
+
 def test_a_process_that_dies_is_named_and_the_next_step_has_a_new_one(services: Services) -> None:
     services.tick(), services.tick()
     services.awaited(1080.0)

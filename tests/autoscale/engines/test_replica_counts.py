@@ -77,7 +77,7 @@ def test_in_a_budget_the_pair_is_searched_together(make_engine: MakeEngine) -> N
 
 
 def test_the_gpus_of_a_large_cluster_are_searched_in_seconds(make_engine: MakeEngine) -> None:
-    # 10,000 / (1 + 2 / 1.43) = 4,166.7: for each number of prefill replicas one number of decode replicas is tried.
+    # 10,000 / (1 + 2 / 1.43) = 4,166.7. For each number of prefill replicas, one number of decode replicas is tried.
     fleet = fleets_in_gpus(fit(make_engine()), fit(make_engine(2)), NEED, {"H100": 10_000}, {})[0]
     assert (fleet.prefill_replicas, fleet.decode_replicas) == (4166, 2917)
 

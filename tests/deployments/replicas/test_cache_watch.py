@@ -155,3 +155,11 @@ def test_an_answer_goes_on_from_the_blocks_of_its_prompt(prompt_tokens: int) -> 
     cache.answered(cache.blocks(IDS[:prompt_tokens], salt="blue"), IDS, salt="blue")
     assert cache.index.cached_tokens(cache.blocks(IDS, salt="blue")) == 20
     assert len(cache.index) == 6
+
+
+def test_an_engine_that_reuses_no_prefix_names_no_pieces() -> None:
+    from deployments.replicas.cache_watch import CacheWatch
+
+    one = CacheWatch(block_tokens=SIZE, max_blocks=0, piece_tokens=2 * SIZE)
+    one.name(PromptKeys(keys=(1, 2), piece_tokens=2 * SIZE, tokens=24), one.blocks(IDS))
+    assert one.pieces.take() == PieceChanges()

@@ -22,6 +22,7 @@ from tests.serve_app.fake_endpoint import FakeEndpoint, refuse, tokens
 from tests.serve_app.virtual_control import VirtualApplication
 
 MakeEndpoint = Callable[..., FakeEndpoint]
+TINY = str(Path(__file__).parents[3] / "configs" / "profiles" / "cpu_tiny.json")
 CONFIG = {
     "pd_ratio": "1:2",
     "policy": {"kind": "heteroscale", "target": 300.0},
@@ -153,6 +154,11 @@ def test_beside_traffic_the_requests_of_others_count_for_the_rate(
         ({}, ("--ratios", "1:7"), "--ratios: a P/D ratio of 1:7 is impossible"),
         ({}, ("--ratios", "9:1"), "no counts at the ratio 9:1 lie between 1P1D and 8P8D"),
         ({}, ("--gpus", "2"), "no counts at the ratio 1:2 lie between"),
+        (
+            {"pd_ratio": "auto", "auto_ratio": {"prefill": TINY, "decode": TINY, "lowest": "1:3", "highest": "1:3"}},
+            ("--gpus", "2"),
+            "no counts at the ratio 0.33:1 lie between",
+        ),
         ({}, ("--service", "other"), "tandem has no service 'other': it has m"),
         ({}, ("--config", "sim.yaml"), "--config and --strict are for engine models"),
     ],
