@@ -185,22 +185,23 @@ def _write(out: Path, rounds: Sequence[dict[str, Any]], slos: dict[str, list[flo
 class Stack:
     """One stack, up while the context is open."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, bench: str = "peers", *, start_timeout_s: float = _START_TIMEOUT_S) -> None:
+        """``bench``: the module of this folder that hosts the stack: it takes ``--host NAME``."""
+        self._name, self._bench, self._start_timeout_s = name, bench, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> str:
-        log = Path("reports") / f"bench_peers_{self._name}.log"
+        log = Path("reports") / f"bench_{self._bench}_{self._name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.lab.bench.peers", "--host", self._name],
+                [sys.executable, "-m", f"tests.lab.bench.{self._bench}", "--host", self._name],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
             )
         url = f"http://127.0.0.1:{_PORT}"
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_timeout_s
         while not answers(url):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()

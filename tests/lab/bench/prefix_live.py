@@ -11,11 +11,9 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ import numpy as np
 import yaml
 
 from serve_app.local.cluster import LocalCluster, NodeSpec, driver_environment
-from tests.lab.bench.peers import CONFIG, answers
+from tests.lab.bench.peers import CONFIG, Stack
 
 STACKS = {
     "tandem_prefix": "Tandem, router.policy: prefix",
@@ -126,7 +124,7 @@ def _prompts(requests: int, seed: int) -> list[str]:
 
 def _measure(stack: str, prompts: Sequence[str], concurrency: int) -> dict[str, float]:
     print(f"measuring {stack}", file=sys.stderr, flush=True)
-    with _stack(stack) as url:
+    with Stack(stack, "prefix_live", start_timeout_s=_START_TIMEOUT_S) as url:
         time.sleep(_SETTLE_S)
         answered, elapsed_s = asyncio.run(_load(url, prompts, concurrency))
     found = figures(answered, elapsed_s)
@@ -171,27 +169,6 @@ async def _ask(session: aiohttp.ClientSession, url: str, prompt: str) -> Answer:
     assert usage is not None, "an answer without usage"
     details = usage.get("prompt_tokens_details") or {}
     return Answer(ttft_s, details.get("cached_tokens") or 0, usage["prompt_tokens"])
-
-
-@contextmanager
-def _stack(name: str) -> Iterator[str]:
-    """The address of a stack, which is up while the context is open."""
-    log = Path("reports") / f"bench_prefix_live_{name}.log"
-    log.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.lab.bench.prefix_live", "--host", name]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
-    url, deadline_s = f"http://127.0.0.1:{_PORT}", time.monotonic() + _START_TIMEOUT_S
-    try:
-        while not answers(url):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError(f"{name} did not start: see {log}")
-            time.sleep(1.0)
-        yield url
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(120)
 
 
 def _engine_kwargs(document: dict[str, Any]) -> dict[str, Any]:
