@@ -109,8 +109,7 @@ class Ingress:
             for service in services
             if service.config.autoscale is not None
         ]
-        models = [part for model in self._models.values() for part in (model, model.long) if part is not None]
-        self._intake = Intake(limits, keys, [model.gate for model in models])
+        self._intake = Intake(limits, keys, [model.gate for model in self._parts()])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
         self._health_error: OpenAIError | None = None  # result of the last health check
         self._health_checked_s = -math.inf  # monotonic time of the last health check
@@ -151,8 +150,11 @@ class Ingress:
 
     def _is_stranded(self, pool: str) -> bool:
         """Whether a decode pool has no replica while another pool of the same model has one."""
-        models = self._models.values()
-        return any(part.is_stranded(pool) for model in models for part in (model, model.long) if part is not None)
+        return any(model.is_stranded(pool) for model in self._parts())
+
+    def _parts(self) -> list[ServedModel]:
+        """All models, and their parts for very long prompts."""
+        return [part for model in self._models.values() for part in (model, model.long) if part is not None]
 
     async def __del__(self) -> None:
         """Called by Serve when it ends the replica."""
