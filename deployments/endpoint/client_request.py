@@ -1,6 +1,5 @@
 """One client's request at the endpoint, from its headers to the last event of its answer."""
 
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -22,7 +21,6 @@ from router.admission_config import Priority
 from router.prompt_keys import PromptKeys
 from router.routing import Chosen, Routing
 
-_SESSION = re.compile(r"[!-~]{1,256}")  # a session's name
 _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 
@@ -42,11 +40,8 @@ def requested_priority(http: Request) -> Priority:
 
 
 def named_session(http: Request, header: str) -> str | None:
-    """The session that a client names in a header. Raises OpenAIError: 400, it is no name."""
-    session = http.headers.get(header)
-    if session is not None and _SESSION.fullmatch(session) is None:
-        raise OpenAIError(400, f"{header} is {session!r:.100}: give 1 to 256 visible ASCII characters")
-    return session
+    """The session that a client names in a header. Any text is a name, as it only says where the request should go."""
+    return http.headers.get(header) or None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

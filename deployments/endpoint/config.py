@@ -40,7 +40,7 @@ class IngressConfig(StrictConfig):
     read again when it changes. With this file clients must send a key. Left out, they need none."""
     session_header: str = Field("X-Session-ID", pattern=r"^[A-Za-z0-9-]{1,64}$")
     """Header by which a client names a session. Requests of one session go to one decode replica, unless it is
-    overloaded. A session's name has 1 to 256 visible ASCII characters."""
+    overloaded. Any text is a session's name."""
     explains_routing: bool = False
     """Whether a request with the header X-Tandem-Explain: 1 is answered with the header x-tandem-routing: path and
     replicas of the request, and the two runners-up, with their queues and cached tokens in JSON. Clients then see names
