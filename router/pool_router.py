@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.prefix_map import PrefixMap
 from router.prompt_keys import PromptKeys
@@ -124,7 +124,7 @@ class PoolRouter:
         self._names: Collection[str] = ()
         self._views: dict[str, ReplicaView] = {}
         self._places = SessionPlaces()
-        # The last prompt that was ordered for, and what the replicas held of it then.
+        # The prompt that was looked up last, and what the replicas held of it then.
         self._overlaps: tuple[PromptKeys | None, Mapping[str, int]] = (None, {})
 
     def set_replicas(self, names: Collection[str]) -> None:
@@ -141,9 +141,9 @@ class PoolRouter:
         few views carry the overlap.
         """
         self._turn += 1
-        self._overlaps = prompt, self._overlaps_of(prompt)
+        self._overlaps = None, {}  # a prompt that was ordered for may come again, when replicas hold more of it
         views = list(self._views.values())
-        return self._ordered(views, self._overlaps[1], session, views)
+        return self._ordered(views, self._overlaps_of(prompt), session, views)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
         """Names of the replicas to ask for their queue before one is chosen; a single replica is not asked.
@@ -174,8 +174,7 @@ class PoolRouter:
         shown, rest = ordered[: self._shown_replicas], ordered[self._shown_replicas :]
         not_asked = [view for view in shown if view.replica_id not in answers]
         silent = [view for view in shown if view.replica_id in answers and answers[view.replica_id] is None]
-        # Often no other prompt has come since ``order``.
-        overlaps = self._overlaps[1] if self._overlaps[0] is prompt else self._overlaps_of(prompt)
+        overlaps = self._overlaps_of(prompt)
         return [*self._ordered(answered, overlaps, session, ordered), *not_asked, *rest, *silent]
 
     def session_first(
@@ -200,7 +199,7 @@ class PoolRouter:
         """Count a request that goes to a replica, which will hold its prompt; ``now_s`` never falls."""
         if self.prefixes is not None and prompt is not None:
             if self._request_tokens is None:
-                tokens = max(1, tokens - self.prefixes.overlap_of(replica_id, prompt))
+                tokens = max(1, tokens - self._overlaps_of(prompt).get(replica_id, 0))
             self.prefixes.sent(replica_id, prompt, now_s)
         self._in_flight.setdefault((replica_id, request_id), []).append(tokens)
         self._add(replica_id, tokens)
@@ -226,11 +225,18 @@ class PoolRouter:
         if overlaps:
             for index, view in enumerate(ordered[: self._shown_replicas]):
                 if tokens := overlaps.get(view.replica_id):
-                    ordered[index] = replace(view, overlap_tokens=tokens)
+                    ordered[index] = ReplicaView(
+                        replica_id=view.replica_id, queued_tokens=view.queued_tokens, overlap_tokens=tokens
+                    )
         return ordered
 
     def _overlaps_of(self, prompt: PromptKeys | None) -> Mapping[str, int]:
-        return {} if self.prefixes is None or prompt is None else self.prefixes.overlap_tokens(prompt)
+        """Tokens of a prompt that each replica holds; looked up once for the steps of one choice."""
+        if self.prefixes is None or prompt is None:
+            return {}
+        if self._overlaps[0] is not prompt:
+            self._overlaps = prompt, self.prefixes.overlap_tokens(prompt)
+        return self._overlaps[1]
 
     def _add(self, replica_id: str, tokens: int) -> None:
         self._tokens[replica_id] += tokens

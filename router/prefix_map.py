@@ -100,14 +100,16 @@ class PrefixMap:
         self.expire(now_s)
         replica = self._replica(replica_id)
         until_s = now_s + self._sent_s
+        reported, sent, holders, bit = replica.reported, replica.sent, self._holders, replica.bit
         for key in reversed(prompt.keys):
-            if key in replica.reported:
-                replica.reported.move_to_end(key)
+            if key in reported:
+                reported.move_to_end(key)
                 continue
-            if key not in replica.sent:
-                self._holders[key] = self._holders.get(key, 0) | replica.bit
-            replica.sent[key] = until_s
-            replica.sent.move_to_end(key)
+            if key in sent:
+                sent.move_to_end(key)
+            else:
+                holders[key] = holders.get(key, 0) | bit
+            sent[key] = until_s
         self._expiries.append((until_s, replica_id))
         self._trim(replica)
 

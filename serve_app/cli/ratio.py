@@ -133,6 +133,8 @@ def _by_type(
     numbers: dict[str, float] = {}
     for part in text.split(","):
         kind, _, number = part.strip().partition("=")
+        if kind in numbers:
+            raise ValueError(f"{option} {text}: {kind} is given twice: give each type once")
         try:
             numbers[kind] = float(number)
         except ValueError:
