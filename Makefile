@@ -84,7 +84,7 @@ bench-variants: setup ## Simulate every policy on two variants, counted alike an
 bench-starts: setup ## Measure the first token of a model at zero: cold, staged, from a start host, asleep (about 25 minutes)
 	@$(VENV)/python -m tests.lab.bench.starts
 
-bench-scheduler: setup ## Simulate the strategies of the prefill queue, and measure a decision (about 10 minutes; ARGS=--live: real engines)
+bench-scheduler: setup ## Simulate the strategies of the prefill queue, and measure a decision (about 10 minutes; ARGS=--live: real engines, 28 minutes)
 	@$(VENV)/python -m tests.lab.bench.scheduler $(ARGS)
 
 bench-prefix: setup ## Simulate routing by prefixes on the conversation trace in TRACES=folder, and time it (about 5 minutes)

@@ -146,14 +146,14 @@ def figures(records: Sequence[RequestRecord], slo: SloConfig, short_tokens: floa
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """The rows, each with the P90 of short prompts as a change against ``direct`` with all prompts remote."""
+    """The rows, each with the P90 of short prompts as a change against ``fcfs`` with all prompts remote."""
     shown = Table(title=title, box=None, pad_edge=False)
     columns = ("", "load", "all remote", "strategy", "short p50", "p90", "", "long p50", "p90", "goodput", "within")
     for column in columns:
         shown.add_column(column, justify="right", no_wrap=True)
-    bases = {(row["case"], row["load"]): row for row in rows if row["all_remote"] and row["strategy"] == "direct"}
+    bases = {(row["case"], row["load"]): row for row in rows if row["all_remote"] and row["strategy"] == "fcfs"}
     for row in rows:
-        base = bases[row["case"], row["load"]]
+        base = bases.get((row["case"], row["load"]), row)
         change = row["short_ttft_p90_s"] / base["short_ttft_p90_s"] - 1.0
         shown.add_row(
             row["case"],
