@@ -218,7 +218,7 @@ class Stack:
 
 def answers(url: str) -> bool:
     """Whether a stack answers a request."""
-    # Text: in Ray 2.60 PrefixCacheAffinityRouter never answers a prompt of token ids.
+    # Text: PrefixCacheAffinityRouter of Ray 2.60 did not answer a prompt of token ids within 30 s.
     body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 1}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"})
     try:
