@@ -66,7 +66,7 @@ bench-overload: model ## Measure goodput at five times the load, on emulated and
 bench-policies: setup ## Run every policy live under the same rise and fall of load (about 33 minutes)
 	@$(VENV)/python -m tests.lab.bench.policies
 
-bench-ratio: model ## Measure goodput of 1P1D, 2P1D and 1P2D on real engines, against the computed ratio (about 7 minutes)
+bench-ratio: model ## Measure goodput of 1P1D, 2P1D and 1P2D on real engines, against the computed ratio (about 10 minutes)
 	@$(VENV)/python -m tests.lab.bench.ratio
 
 bench-forecast: setup ## Measure the time of a forecast of the load, and its errors on the traces in TRACES=folder (about 15 minutes)
