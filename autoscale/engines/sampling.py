@@ -1,7 +1,7 @@
 """Where to measure an engine next: again where a time may be noise, and between places where its curve bends (pure).
 
-Other work of a machine only adds to a time, for seconds at a time. So measurements come in rounds, and a place is
-measured again only in a later round. The least time of all rounds counts.
+Other work of a machine adds to a time, for seconds at a time. So measurements come in rounds, and a place is measured
+again only in a later round. The least times count.
 """
 
 import math
@@ -41,7 +41,9 @@ class Survey:
         if first:
             return first
         form = form_of(self.terms, times)
-        doubtful = [place for place in places if form.misses(place, min(times[place])) and not is_settled(times[place])]
+        doubtful = [
+            place for place in places if form.misses(place, _time(times[place])) and not is_settled(times[place])
+        ]
         if doubtful:
             return doubtful
         return [place for at in self._bends(form) for place in self._row(at)]
@@ -75,12 +77,18 @@ class Survey:
 
 def form_of(terms: Terms, times: Times) -> Form:
     """The form of measured times."""
-    return fitted(terms, least_times(times), {place for place, each in times.items() if agree(each)})
+    return fitted(terms, place_times(times), {place for place, each in times.items() if agree(each)})
 
 
-def least_times(times: Times) -> dict[Place, float]:
-    """The least time of each place."""
-    return {place: min(each) for place, each in times.items() if each}
+def place_times(times: Times) -> dict[Place, float]:
+    """The time of each place that has been measured."""
+    return {place: _time(each) for place, each in times.items() if each}
+
+
+def _time(times: Sequence[float]) -> float:
+    """The median of the three least times: one that is too low by chance does not count; of two, the lower one."""
+    least = sorted(times)[:LEAST_AGREED_ROUNDS]
+    return least[(len(least) - 1) // 2]
 
 
 def is_settled(times: Sequence[float]) -> bool:

@@ -8,6 +8,7 @@ from vllm import AsyncLLMEngine
 from autoscale.engines.form import Place, ladder, prompt_terms, step_terms
 from autoscale.engines.sampling import Survey, between
 from deployments.profiler.engines import DECODE_STEPS, added_s, prefill_s, step_s
+from deployments.profiler.pace import Pace
 from deployments.profiler.rounds import Track, places_track, survey_track
 
 _SHORTEST_TOKENS = 16  # the shortest prompt, tokens
@@ -17,6 +18,7 @@ _LARGEST_BATCH = 256
 # padding.
 _AXIS_RATIO = 1.7
 _REPEATS = 3  # prompts of one measurement, whose least time counts
+_PACE_TOKENS = 128  # the reference prompt: short enough to cost little, long enough to keep an engine's cores busy
 _WARM_UPS = 3  # runs before the first measurement of an engine
 _SEED = 1  # of the places that are left out
 _LEFT_OUT = 8  # places of each curve that only test it
@@ -37,6 +39,8 @@ class Bench:
         self._largest = min(_LARGEST_BATCH, int(config.scheduler_config.max_num_seqs))
         self._medium = max(1, round(self._largest**0.5))  # batch of a middling load
         self.max_batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
+        reference = (min(_PACE_TOKENS, self.longest - 1), 0)
+        self._pace = Pace(lambda: self._prefill_s(reference))
 
     def prompt(self, tokens: int) -> list[int]:
         """Token ids that no prefix cache has."""
@@ -53,19 +57,19 @@ class Bench:
         edges = {edge for edge in (self.max_batch_tokens, self.max_batch_tokens + 1) if least < edge < most}
         axis = tuple(sorted({*ladder(least, most, _AXIS_RATIO), *edges}))
         survey = Survey(terms=prompt_terms(self.max_batch_tokens), axis=axis, contexts=lambda tokens: (0,))
-        return survey_track(self.name, "prefill", survey, self._prefill_s)
+        return survey_track(self.name, "prefill", survey, self._prefill_s, self._pace)
 
     def steps(self) -> Track:
         """Seconds of a decode step by batch and context."""
         axis = ladder(1, self._largest, _AXIS_RATIO)
         survey = Survey(terms=step_terms, axis=axis, contexts=self._contexts)
-        return survey_track(self.name, "decode", survey, self._step_s)
+        return survey_track(self.name, "decode", survey, self._step_s, self._pace)
 
     def prompts_left_out(self) -> Track:
         """Prompts of random lengths."""
         rng = random.Random(_SEED)  # the same places in a run that goes on
         places = [(_drawn(*self._prompt_range(), rng), 0) for _ in range(_LEFT_OUT)]
-        return places_track(self.name, "prefill_left_out", places, self._prefill_s)
+        return places_track(self.name, "prefill_left_out", places, self._prefill_s, self._pace)
 
     def steps_left_out(self) -> Track:
         """Steps of random batches and contexts."""
@@ -74,7 +78,7 @@ class Bench:
         for _ in range(_LEFT_OUT):
             batch = _drawn(1, self._largest, rng)
             places.append((batch, _drawn(_SHORTEST_CONTEXT_TOKENS, self._contexts(batch)[-1], rng)))
-        return places_track(self.name, "decode_left_out", places, self._step_s)
+        return places_track(self.name, "decode_left_out", places, self._step_s, self._pace)
 
     def prompts_beside(self) -> Track:
         """Seconds that a prompt adds to the streams of a middling batch beside it; places: its tokens, and 0."""
@@ -84,7 +88,7 @@ class Bench:
             streams = self._prompts(self._medium, self._contexts(self._medium)[1])
             return await added_s(self.client, streams, self.prompt(place[0]))
 
-        return places_track(self.name, "beside", [(tokens, 0) for tokens in lengths], measure)
+        return places_track(self.name, "beside", [(tokens, 0) for tokens in lengths], measure, self._pace)
 
     def _prompt_range(self) -> tuple[int, int]:
         most = self.longest - 1  # the context has to hold the output token too

@@ -8,7 +8,7 @@ import numpy as np
 
 from autoscale.engines.form import Place, decode_surface, prefill_curve, prompt_terms, step_terms, term_weights
 from autoscale.engines.profile import DecodeSurface, Handoff, LeftOut, Link, PrefillCurve
-from autoscale.engines.sampling import form_of, least_times
+from autoscale.engines.sampling import form_of, place_times
 from deployments.profiler.bench import Bench
 from deployments.profiler.engines import handoff_s, pull_s
 from deployments.profiler.rounds import Track, places_track
@@ -59,13 +59,13 @@ class EngineTracks:
 
     def mixed_prefill_frac(self, curve: PrefillCurve) -> float:
         """What a prompt adds to the streams beside it, as a share of the time that it adds to an idle engine."""
-        alone_s = {place: curve.chunk_s(0, place[0]) for place in self.beside.times}
+        alone_s = {place: curve.chunk_s(0, place[0]) for place in self.beside.timings}
         shares = [self.beside.seconds(place) / seconds for place, seconds in alone_s.items() if seconds]
         return round(max(_LEAST_MIXED_FRAC, statistics.fmean(shares)), 3) if shares else 1.0
 
     def left_out(self, curve: PrefillCurve, surface: DecodeSurface) -> LeftOut:
         """Errors of both curves at the places that were left out."""
-        prompts, steps = least_times(self.prompts_left_out.times), least_times(self.steps_left_out.times)
+        prompts, steps = place_times(self.prompts_left_out.times), place_times(self.steps_left_out.times)
         prompt_errors = [curve.seconds_for(tokens) / seconds - 1.0 for (tokens, _), seconds in prompts.items()]
         step_errors = [surface.seconds_for(*place) / seconds - 1.0 for place, seconds in steps.items()]
         return LeftOut(
@@ -114,8 +114,8 @@ class LinkTracks:
 
 
 def _line(track: Track, bytes_per_token: float) -> tuple[float, float]:
-    """Seconds at 0 tokens, and bytes per second, of the line through the least times of a track."""
-    seconds = least_times(track.times)
+    """Seconds at 0 tokens, and bytes per second, of the line through the times of a track."""
+    seconds = place_times(track.times)
     base_s, token_s = term_weights([(1.0, float(tokens)) for tokens, _ in seconds], list(seconds.values()))
     longest = max(seconds)
     # If noise hides the slope, the longest transfer counts as transfer alone: a lower bound of the bandwidth.

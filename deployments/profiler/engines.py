@@ -89,9 +89,9 @@ async def prefill_s(client: AsyncLLMEngine, prompt: list[int]) -> float:
 async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
     """Time of a decode step, seconds, while requests with these prompts decode together, in a calm quarter of the time.
 
-    It is the mean over stretches of some steps, since outputs that come late are followed by others at once. On
-    average, the context is half of ``DECODE_STEPS`` longer than the prompt. Raises RuntimeError: the requests did not
-    decode together.
+    It is the mean over stretches of some steps, since outputs that come late are followed by others at once. Stretches
+    of less than half the median are such outputs, and do not count. On average, the context is half of
+    ``DECODE_STEPS`` longer than the prompt. Raises RuntimeError: the requests did not decode together.
     """
     times: list[list[float]] = [[] for _ in prompts]
     # The first request already decodes while the last one is still prefilled.
@@ -101,10 +101,12 @@ async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
     begin_s, end_s = max(each[0] for each in times), min(each[-1] for each in times)
     tokens_s = [at_s for at_s in times[0] if begin_s <= at_s <= end_s]
     ends = zip(tokens_s, tokens_s[_STRETCH_STEPS:], strict=False)
-    stretches = sorted((later_s - sooner_s) / _STRETCH_STEPS for sooner_s, later_s in ends)
+    stretches = [(later_s - sooner_s) / _STRETCH_STEPS for sooner_s, later_s in ends]
     if not stretches:
         raise RuntimeError(f"{len(prompts)} requests did not decode together: the engine's KV or batch is too small")
-    return stretches[len(stretches) // 4]
+    least_s = statistics.median(stretches) / 2.0
+    steps = sorted(each for each in stretches if each >= least_s)
+    return steps[len(steps) // 4]
 
 
 async def added_s(client: AsyncLLMEngine, prompts: Sequence[list[int]], beside: list[int]) -> float:

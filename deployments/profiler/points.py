@@ -3,11 +3,23 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Timing(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        seconds: what was measured.
+        pace_s: seconds that the engine took for its reference prompts beside it; ``None``: that was not measured.
+    """
+
+    seconds: float
+    pace_s: float | None = None
 
 
 class Points:
-    """Seconds by place, in memory and in a file of JSON lines, of which the first one names the engines.
+    """Timings by place, in memory and in a file of JSON lines, of which the first one names the engines.
 
     A place is what was measured, such as ``decode``, and where, such as batch and context.
     """
@@ -23,7 +35,7 @@ class Points:
             ValueError: the file cannot be read, is none of this kind, or has points of other engines.
         """
         self.path = path
-        self.seconds: dict[tuple[Any, ...], float] = {}
+        self.timings: dict[tuple[Any, ...], Timing] = {}
         first = json.loads(json.dumps({"engines": dict(engines)}))
         try:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -34,17 +46,25 @@ class Points:
                 changed = sorted(name for name, value in first["engines"].items() if before.get(name) != value)
                 if changed:
                     raise ValueError(f"it has points of other engines ({', '.join(changed)} differ)")
-            self.seconds = {tuple(row["at"]): float(row["seconds"]) for row in rows[1:]}
-            self.reused = len(self.seconds)
+            self.timings = {tuple(row["at"]): _timing(row) for row in rows[1:]}
+            self.reused = len(self.timings)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(row) + "\n" for row in rows or [first]), encoding="utf-8")
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: {error}: remove the file, or give another --out") from None
 
-    async def measured(self, place: tuple[Any, ...], measure: Callable[[], Awaitable[float]]) -> float:
-        """The seconds at a place, measured now if they are not stored yet."""
-        if place not in self.seconds:
-            self.seconds[place] = round(await measure(), 7)
+    async def measured(self, place: tuple[Any, ...], measure: Callable[[], Awaitable[Timing]]) -> Timing:
+        """The timing at a place, measured now if it is not stored yet."""
+        if place not in self.timings:
+            seconds, pace_s = await measure()
+            timing = Timing(round(seconds, 7), None if pace_s is None else round(pace_s, 7))
+            self.timings[place] = timing
             with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"at": list(place), "seconds": self.seconds[place]}) + "\n")
-        return self.seconds[place]
+                lines.write(json.dumps({"at": list(place), **timing._asdict()}) + "\n")
+        return self.timings[place]
+
+
+def _timing(row: Mapping[str, Any]) -> Timing:
+    """The timing in a line of the file."""
+    pace_s = row.get("pace_s")
+    return Timing(float(row["seconds"]), None if pace_s is None else float(pace_s))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from autoscale.engines.form import Place
-from autoscale.engines.sampling import LEAST_AGREED_ROUNDS, LEAST_ROUNDS, Survey, Times, is_settled
-from deployments.profiler.points import Points
+from autoscale.engines.sampling import LEAST_AGREED_ROUNDS, LEAST_ROUNDS, Survey, Times, is_settled, place_times
+from deployments.profiler.pace import Pace
+from deployments.profiler.points import Points, Timing
 
 OnProgress = Callable[[str], None]
 Measure = Callable[[Place], Awaitable[float]]
@@ -28,7 +29,8 @@ class Track:
         measure: measures a place once, seconds.
         next_places: the places of the next round.
         least_rounds: rounds in which each place is measured at least.
-        times: measured seconds by place, one for each round.
+        pace: of the engine; ``None``: its times are taken as they are.
+        timings: measurements by place, one for each round.
     """
 
     engine: str
@@ -36,32 +38,50 @@ class Track:
     measure: Measure
     next_places: Callable[[Times], list[Place]]
     least_rounds: int
-    times: dict[Place, list[float]] = field(default_factory=dict)
+    pace: Pace | None = None
+    timings: dict[Place, list[Timing]] = field(default_factory=dict)
+
+    @property
+    def times(self) -> dict[Place, list[float]]:
+        """Seconds by place, one for each round, as on an undisturbed machine."""
+        pace = self.pace
+        return {
+            place: [each.seconds if pace is None else pace.undisturbed_s(each) for each in timings]
+            for place, timings in self.timings.items()
+        }
 
     def seconds(self, place: Place) -> float:
-        """The least time of a place."""
-        return min(self.times[place])
+        """The time of a place."""
+        return place_times(self.times)[place]
 
     def expected(self) -> int:
         """Measurements that this track takes at least, with those that are done."""
-        places = {*self.times, *self.next_places(self.times)}
-        return sum(max(self.least_rounds, len(self.times.get(place, ()))) for place in places)
+        places = {*self.timings, *self.next_places(self.times)}
+        return sum(max(self.least_rounds, len(self.timings.get(place, ()))) for place in places)
 
     async def add(self, place: Place, points: Points) -> None:
-        """Measure a place, or take its stored time, for one more round."""
-        times = self.times.setdefault(place, [])
-        key = (self.engine, self.kind, *place, len(times) + 1)
-        times.append(await points.measured(key, lambda: self.measure(place)))
+        """Measure a place, or take its stored timing, for one more round."""
+        timings = self.timings.setdefault(place, [])
+        key = (self.engine, self.kind, *place, len(timings) + 1)
+        timing = await points.measured(key, lambda: self._timing(place))
+        timings.append(timing)
+        if self.pace is not None:
+            self.pace.note(timing)
+
+    async def _timing(self, place: Place) -> Timing:
+        if self.pace is None:
+            return Timing(await self.measure(place))
+        return await self.pace.beside(lambda: self.measure(place))
 
 
-def survey_track(engine: str, kind: str, survey: Survey, measure: Measure) -> Track:
+def survey_track(engine: str, kind: str, survey: Survey, measure: Measure, pace: Pace | None = None) -> Track:
     """A curve, measured where it bends."""
-    return Track(engine, kind, measure, survey.next_places, LEAST_ROUNDS)
+    return Track(engine, kind, measure, survey.next_places, LEAST_ROUNDS, pace)
 
 
-def places_track(engine: str, kind: str, places: Sequence[Place], measure: Measure) -> Track:
-    """Some places, each measured until two of its times agree."""
-    return Track(engine, kind, measure, partial(_unsettled, places), LEAST_AGREED_ROUNDS)
+def places_track(engine: str, kind: str, places: Sequence[Place], measure: Measure, pace: Pace | None = None) -> Track:
+    """Some places, each measured until three of its times agree."""
+    return Track(engine, kind, measure, partial(_unsettled, places), LEAST_AGREED_ROUNDS, pace)
 
 
 def _unsettled(places: Sequence[Place], times: Times) -> list[Place]:
@@ -93,8 +113,8 @@ async def measure_all(
         due.sort(key=lambda each: each[1][1])  # by context: the prefix cache has the beginning of a longer one
         expected = sum(track.expected() for track in tracks)
         for track, place in due:
-            progress.tell(track, place, sum(len(each) for one in tracks for each in one.times.values()), expected)
-            before, key = len(points.seconds), (track.engine, track.kind, place)
+            progress.tell(track, place, sum(len(each) for one in tracks for each in one.timings.values()), expected)
+            before, key = len(points.timings), (track.engine, track.kind, place)
             if key in last_s:
                 await asyncio.sleep(max(0.0, last_s[key] + apart_s - time.monotonic()))
             try:
@@ -102,9 +122,9 @@ async def measure_all(
             except Exception as error:
                 raise MeasuringError(
                     f"the {track.engine} engine failed at {_text(track, place)} ({type(error).__name__}: {error}): run "
-                    f"the command again, it goes on with the {len(points.seconds)} measurements in {points.path}"
+                    f"the command again, it goes on with the {len(points.timings)} measurements in {points.path}"
                 ) from error
-            if len(points.seconds) > before:  # it was measured now
+            if len(points.timings) > before:  # it was measured now
                 last_s[key] = time.monotonic()
 
 
@@ -113,10 +133,10 @@ class _Progress:
 
     def __init__(self, points: Points, on_progress: OnProgress) -> None:
         self._points, self._on_progress = points, on_progress
-        self._began_s, self._at_begin = time.monotonic(), len(points.seconds)
+        self._began_s, self._at_begin = time.monotonic(), len(points.timings)
 
     def tell(self, track: Track, place: Place, done: int, expected: int) -> None:
-        measured_now = len(self._points.seconds) - self._at_begin
+        measured_now = len(self._points.timings) - self._at_begin
         text = f"{done} of at least {expected} measurements"
         if measured_now:
             left_s = (time.monotonic() - self._began_s) / measured_now * max(1, expected - done)

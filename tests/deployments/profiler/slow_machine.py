@@ -4,6 +4,7 @@ So were two shared cores with the tiny model (2026-11-29): spells of 1 to 5 s, a
 takes 1.3 to 3 times as long, and each measurement is a few percent too long.
 """
 
+import math
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from dataclasses import dataclass, field
 _QUIET_S = 6.0  # mean time between two spells
 _SPELL_S = (1.0, 5.0)
 _SPELL_FACTOR = (1.3, 3.0)
+_SLOWER_FACTOR = 1.4
 _JITTER_FRAC = 0.05  # mean share by which a measurement is too long
 _APART_S = 5.0  # between two measurements of one place
 _DECODE_STEPS = 48  # of one measurement
 _REPEATS = 3  # prompts of one measurement
+_PACE_TOKENS = 128  # the reference prompt
 
 
 @dataclass
@@ -22,6 +25,7 @@ class SlowMachine:
     """Measures prompts and decode steps; ``now_s`` tells how long all measurements took.
 
     ``prompt_s``: true seconds by tokens. ``step_s``: true seconds by batch and context. ``kv_tokens``: its KV.
+    ``slower_from_s``: from then on all work takes ``_SLOWER_FACTOR`` times as long, as in a run of 2026-11-30.
     """
 
     prompt_s: Callable[[int], float]
@@ -29,6 +33,7 @@ class SlowMachine:
     kv_tokens: int
     rng: random.Random
     now_s: float = 0.0
+    slower_from_s: float = math.inf
     _spell: tuple[float, float, float] = (0.0, 0.0, 1.0)  # begin, end, factor
     _cached_tokens: dict[int, int] = field(default_factory=dict)  # by number of the request
     _measured_s: dict[Hashable, float] = field(default_factory=dict)  # by place
@@ -51,6 +56,10 @@ class SlowMachine:
         steps = sorted(self._run(self.step_s(batch, context_tokens)) for _ in range(_DECODE_STEPS))
         return steps[_DECODE_STEPS // 2] * self._jitter()
 
+    async def measure_pace(self) -> float:
+        """The least time of some reference prompts."""
+        return min(self._run(self.prompt_s(_PACE_TOKENS)) * self._jitter() for _ in range(_REPEATS))
+
     def _wait(self, place: tuple[int, int]) -> None:
         self.now_s = max(self.now_s, self._measured_s.get(place, -_APART_S) + _APART_S)
         self._measured_s[place] = self.now_s
@@ -62,13 +71,15 @@ class SlowMachine:
         """Seconds until work is done that takes ``work_s`` on a quiet machine."""
         began_s, left_s = self.now_s, work_s
         while left_s > 0.0:
-            factor, until_s = self._pace()
+            factor, until_s = self._spell_now()
+            if self.now_s >= self.slower_from_s:
+                factor *= _SLOWER_FACTOR
             done_s = min(left_s, (until_s - self.now_s) / factor)
             left_s -= done_s
             self.now_s = until_s if left_s > 0.0 else self.now_s + done_s * factor
         return self.now_s - began_s
 
-    def _pace(self) -> tuple[float, float]:
+    def _spell_now(self) -> tuple[float, float]:
         """How many times as long work takes now, and until when."""
         while self._spell[1] <= self.now_s:
             begin_s = self._spell[1] + self.rng.expovariate(1.0 / _QUIET_S)

@@ -67,6 +67,7 @@ async def measured(tracks: list[Any], path: Path) -> None:
 def test_the_curves_are_those_of_the_engine(engine: EngineProfile, tmp_path: Path, run: Run) -> None:
     async def main() -> None:
         from deployments.profiler.curves import EngineTracks
+        from deployments.profiler.points import Timing
 
         alone = bench(engine)
         await alone.warm_up()
@@ -84,8 +85,11 @@ def test_the_curves_are_those_of_the_engine(engine: EngineProfile, tmp_path: Pat
         # Ten places of each curve, at which the engine takes 0.8 to 0.9 of the curve's time, and twice as long once.
         for number, tokens in enumerate(range(100, 1100, 100)):
             factor = 0.5 if number == 9 else 0.8 + 0.01 * number
-            found.prompts_left_out.times[tokens, 0] = [9.0, curve.seconds_for(tokens) / (1.0 + factor)]
-            found.steps_left_out.times[2, tokens] = [surface.seconds_for(2, tokens) / 1.2, 9.0]
+            found.prompts_left_out.timings[tokens, 0] = [
+                Timing(9.0),
+                Timing(curve.seconds_for(tokens) / (1.0 + factor)),
+            ]
+            found.steps_left_out.timings[2, tokens] = [Timing(surface.seconds_for(2, tokens) / 1.2), Timing(9.0)]
         left_out = found.left_out(curve, surface)
         assert left_out.points == 20
 

@@ -47,3 +47,17 @@ def test_a_slow_step_after_a_handoff_does_not_make_it_shorter(run: Run) -> None:
             await measure(0.03, 0.04, 0.01, 0.11)
 
     run(check())
+
+
+def test_outputs_that_come_late_and_at_once_are_no_fast_steps(run: Run) -> None:
+    from deployments.profiler.engines import DECODE_STEPS, step_s
+
+    late = 24  # steps whose outputs come at once, after all of their time
+    gaps_s = [0.01] * (DECODE_STEPS - late) + [0.01 * late] + [0.0] * (late - 1) + [0.01]
+
+    async def check() -> None:
+        client: Any = Answering(gaps_s)
+        client.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=2048))
+        assert await step_s(client, [[1, 2, 3]]) == pytest.approx(0.01)
+
+    run(check())

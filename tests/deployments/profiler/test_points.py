@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.profiler.points import Points
+from deployments.profiler.points import Points, Timing
 
 ENGINES = {"prefill": {"model": "m", "gpu": "H100"}, "decode": {"model": "m", "gpu": "H20"}}
 
@@ -14,20 +14,20 @@ class Measure:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def __call__(self) -> float:
+    async def __call__(self) -> Timing:
         self.calls += 1
-        return 0.25
+        return Timing(0.25, 0.01)
 
 
 async def test_a_point_is_measured_once_though_the_run_is_interrupted(tmp_path: Path) -> None:
     path, measure = tmp_path / "new" / "a.points.jsonl", Measure()
-    assert await Points(path, ENGINES).measured(("decode", 4, 512), measure) == 0.25
+    assert await Points(path, ENGINES).measured(("decode", 4, 512), measure) == (0.25, 0.01)
     with path.open("a") as lines:
         lines.write('{"at": ["decode", 8')  # the machine went down here
     again = Points(path, ENGINES)
     assert again.reused == 1
-    assert await again.measured(("decode", 4, 512), measure) == 0.25
-    assert await again.measured(("decode", 8, 512), measure) == 0.25
+    assert await again.measured(("decode", 4, 512), measure) == (0.25, 0.01)
+    assert await again.measured(("decode", 8, 512), measure) == (0.25, 0.01)
     assert measure.calls == 2
     assert Points(path, ENGINES).reused == 2
 

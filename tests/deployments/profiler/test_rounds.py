@@ -11,6 +11,7 @@ import pytest
 
 from autoscale.engines.form import decode_surface, ladder, prefill_curve, prompt_terms, step_terms
 from autoscale.engines.sampling import Survey, between, form_of
+from deployments.profiler.pace import Pace
 from deployments.profiler.points import Points
 from deployments.profiler.rounds import MeasuringError, Track, measure_all, places_track, survey_track
 from tests.deployments.profiler.slow_machine import SlowMachine
@@ -53,8 +54,9 @@ def contexts(batch: int) -> tuple[int, ...]:
     return 64, between(64, longest) or longest, longest
 
 
-def tracks(machine: SlowMachine, rng: random.Random) -> list[Track]:
+def tracks(machine: SlowMachine, rng: random.Random, *, has_pace: bool = True) -> list[Track]:
     """Both curves, and places left out of them."""
+    pace = Pace(machine.measure_pace) if has_pace else None
     edges = (_MAX_BATCH_TOKENS, _MAX_BATCH_TOKENS + 1)
     prompts = Survey(
         terms=prompt_terms(_MAX_BATCH_TOKENS),
@@ -66,10 +68,10 @@ def tracks(machine: SlowMachine, rng: random.Random) -> list[Track]:
     batches = [rng.randint(1, _LARGEST_BATCH) for _ in range(8)]
     places = [(batch, rng.randint(64, contexts(batch)[-1])) for batch in batches]
     return [
-        survey_track("e", "prefill", prompts, machine.measure_prompt),
-        survey_track("e", "decode", steps, machine.measure_step),
-        places_track("e", "prefill_left_out", lengths, machine.measure_prompt),
-        places_track("e", "decode_left_out", places, machine.measure_step),
+        survey_track("e", "prefill", prompts, machine.measure_prompt, pace),
+        survey_track("e", "decode", steps, machine.measure_step, pace),
+        places_track("e", "prefill_left_out", lengths, machine.measure_prompt, pace),
+        places_track("e", "decode_left_out", places, machine.measure_step, pace),
     ]
 
 
@@ -83,16 +85,38 @@ async def test_a_slow_machine_does_not_hide_an_engine(
 ) -> None:
     errors: list[list[float]] = [[], []]
     for seed in _SEEDS:
-        machine, rng = SlowMachine(prompt_s, step_s, _KV_TOKENS, random.Random(seed)), random.Random(seed)
-        prompts, steps, lengths, places = tracks(machine, rng)
-        points = Points(tmp_path / f"{seed}.jsonl", {})
-        await measure_all([prompts, steps, lengths, places], points, rng, lambda text: None, apart_s=0.0)
+        machine = SlowMachine(prompt_s, step_s, _KV_TOKENS, random.Random(seed))
+        for found, of_run in zip(errors, await run_errors(machine, seed, tmp_path), strict=True):
+            found += of_run
         assert machine.now_s < most_s  # the whole run, in the machine's time
-        curve = prefill_curve(form_of(prompt_terms(_MAX_BATCH_TOKENS), prompts.times), _MAX_BATCH_TOKENS)
-        surface = decode_surface(form_of(step_terms, steps.times))
-        errors[0] += [abs(curve.seconds_for(place[0]) / prompt_s(place[0]) - 1.0) for place in lengths.times]
-        errors[1] += [abs(surface.seconds_for(*place) / step_s(*place) - 1.0) for place in places.times]
     assert [float(np.quantile(each, 0.9)) < 0.1 for each in errors] == [True, True]
+
+
+async def run_errors(
+    machine: SlowMachine, seed: int, folder: Path, *, has_pace: bool = True
+) -> tuple[list[float], list[float]]:
+    """Errors of the two curves of a run at the places that were left out."""
+    rng = random.Random(seed)
+    prompts, steps, lengths, places = tracks(machine, rng, has_pace=has_pace)
+    points = Points(folder / f"{seed}_{has_pace}.jsonl", {})
+    await measure_all([prompts, steps, lengths, places], points, rng, lambda text: None, apart_s=0.0)
+    curve = prefill_curve(form_of(prompt_terms(_MAX_BATCH_TOKENS), prompts.times), _MAX_BATCH_TOKENS)
+    surface = decode_surface(form_of(step_terms, steps.times))
+    return (
+        [abs(curve.seconds_for(place[0]) / machine.prompt_s(place[0]) - 1.0) for place in lengths.times],
+        [abs(surface.seconds_for(*place) / machine.step_s(*place) - 1.0) for place in places.times],
+    )
+
+
+async def test_a_machine_that_becomes_slower_does_not_bend_the_curves(tmp_path: Path) -> None:
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for has_pace, found in errors.items():
+        for seed in _SEEDS:
+            machine = SlowMachine(tiny_prompt_s, tiny_step_s, _KV_TOKENS, random.Random(seed), slower_from_s=25.0)
+            prompt_errors, step_errors = await run_errors(machine, seed, tmp_path, has_pace=has_pace)
+            found += prompt_errors + step_errors
+    assert float(np.quantile(errors[True], 0.9)) < 0.1
+    assert float(np.quantile(errors[False], 0.9)) > 0.1  # what the pace is for
 
 
 async def test_a_run_that_goes_on_measures_nothing_twice(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A picture of a measured profile: its curves, the points that made them, and those that were left out."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,21 +10,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autoscale.engines.profile import EngineProfile
+from autoscale.engines.sampling import place_times
+from deployments.profiler.pace import undisturbed_s
+from deployments.profiler.points import Timing
 
 _WIDTH_IN, _HEIGHT_IN, _DOTS_PER_IN = 11.0, 4.6, 130
 _CURVE_POINTS = 200  # lengths at which a curve is drawn
 
 
-def least_times(path: Path, kind: str) -> dict[tuple[int, int], float]:
-    """The least seconds of each measured place of one kind, such as ``prefill``; a place is axis value and context."""
-    least: dict[tuple[int, int], float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        row = json.loads(line)
-        _, of_kind, at, context_tokens, _ = row["at"]  # engine, kind, place, round
+def measured_times(path: Path, kind: str) -> dict[tuple[int, int], float]:
+    """The seconds of each measured place of one kind, such as ``prefill``; a place is axis value and context."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    paces_s = defaultdict[str, list[float]](list)
+    for row in rows:
+        if row.get("pace_s") is not None:
+            paces_s[row["at"][0]].append(row["pace_s"])
+    times = defaultdict[tuple[int, int], list[float]](list)
+    for row in rows:
+        engine, of_kind, at, context_tokens, _ = row["at"]  # the last one is the round
         if of_kind == kind:
-            place = (at, context_tokens)
-            least[place] = min(row["seconds"], least.get(place, row["seconds"]))
-    return least
+            timing = Timing(row["seconds"], row.get("pace_s"))
+            times[at, context_tokens].append(undisturbed_s(timing, paces_s[engine]))
+    return place_times(times)
 
 
 def draw(profile: EngineProfile, points: Path) -> Figure:
@@ -33,8 +41,8 @@ def draw(profile: EngineProfile, points: Path) -> Figure:
     first, last = profile.prefill.tokens[0], profile.prefill.tokens[-1]
     lengths = [first * (last / first) ** (number / _CURVE_POINTS) for number in range(_CURVE_POINTS + 1)]
     prompts.plot(lengths, [1e3 * profile.prefill.seconds_for(tokens) for tokens in lengths], color="C0")
-    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in least_times(points, "prefill").items()], "o")
-    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in least_times(points, "prefill_left_out").items()], "x")
+    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in measured_times(points, "prefill").items()], "o")
+    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in measured_times(points, "prefill_left_out").items()], "x")
     prompts.set(
         title="One prompt alone", xlabel="prompt, tokens", ylabel="time to first token, ms", xscale="log", yscale="log"
     )
@@ -42,8 +50,8 @@ def draw(profile: EngineProfile, points: Path) -> Figure:
     for number, batch in enumerate(profile.decode.batch):
         row = [1e3 * profile.decode.seconds_for(batch, context) for context in axis]
         steps.plot(axis, row, color=f"C{number % 10}", label=f"{batch}")
-    _scatter(steps, [(context, 1e3 * s) for (_, context), s in least_times(points, "decode").items()], "o")
-    _scatter(steps, [(context, 1e3 * s) for (_, context), s in least_times(points, "decode_left_out").items()], "x")
+    _scatter(steps, [(context, 1e3 * s) for (_, context), s in measured_times(points, "decode").items()], "o")
+    _scatter(steps, [(context, 1e3 * s) for (_, context), s in measured_times(points, "decode_left_out").items()], "x")
     steps.set(
         title="One decode step", xlabel="context of each request, tokens", ylabel="ms", xscale="log", yscale="log"
     )
