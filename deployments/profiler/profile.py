@@ -174,11 +174,13 @@ async def _kv_bytes_per_token(bench: Bench) -> float:
 
 def _sources(gpu: str | None) -> tuple[Source, ...]:
     where = f"vLLM {vllm.__version__} on {gpu or _cpu()}"
+    times = (
+        "least times of several rounds at the machine's undisturbed pace, as a form with few terms, corrected where "
+        "repeats confirm another time"
+    )
     measured = {
-        "prefill": f"{where}: one prompt alone, to its first token; least times of several rounds, as a form with few "
-        "terms, corrected where repeats confirm another time",
-        "decode": f"{where}: step while the whole batch decodes, in a calm quarter of the time; least times of several "
-        "rounds, as a form with few terms, corrected where repeats confirm another time",
+        "prefill": f"{where}: one prompt alone, to its first token; {times}",
+        "decode": f"{where}: step while the whole batch decodes, in a calm quarter of the time; {times}",
         "mixed_prefill_frac": f"{where}: what prompts of 128 and 512 tokens add to the streams beside them, "
         "over what they add to an idle engine",
         "handoff": f"{where}, over NIXL on one machine: prefill's answer to decode's first token less one step, a line "
