@@ -108,7 +108,7 @@ class EngineModel:
         if not chunks:
             return self._decode_steps(most_steps) if self._decoding else None
         prefill = self.profile.prefill
-        duration_s = self._decode_line()[0] if self._decoding else prefill.step_s
+        duration_s = self._decode_line(is_beside_prompts=True)[0] if self._decoding else prefill.step_s
         factor = self.profile.mixed_prefill_frac if self._decoding else 1.0
         for request, tokens in chunks:
             duration_s += factor * prefill.chunk_s(request.computed_tokens, request.computed_tokens + tokens)
@@ -177,9 +177,10 @@ class EngineModel:
             ended.append(request)
         return total
 
-    def _decode_line(self) -> tuple[float, float, float]:
+    def _decode_line(self, *, is_beside_prompts: bool = False) -> tuple[float, float, float]:
         """``DecodeSurface.line`` of the present batch."""
-        return self.profile.decode.line(self._decoding, self._context_tokens / self._decoding)
+        beside = self.profile.decode_beside_prompts if is_beside_prompts else None
+        return (beside or self.profile.decode).line(self._decoding, self._context_tokens / self._decoding)
 
     def _decode_steps(self, most_steps: int) -> Step:
         """Steps until a request ends, KV runs out, or the mean context reaches the line's knot."""

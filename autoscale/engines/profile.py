@@ -186,6 +186,11 @@ class EngineProfile(StrictConfig):
     max_running: int = Field(gt=0, description="Requests in the batch at one time.")
     prefill: PrefillCurve
     decode: DecodeSurface
+    decode_beside_prompts: DecodeSurface | None = None
+    """Seconds that a batch which decodes takes in a step with prompts, less what the prompts add (``chunk_s``).
+
+    None: as long as in a step without prompts.
+    """
     mixed_prefill_frac: float = Field(1.0, gt=0.0)
     """Time that prompt tokens add to a step in which requests decode, as a share of what they add to an idle engine."""
     handoff: Handoff
@@ -222,11 +227,9 @@ class EngineProfile(StrictConfig):
 
     def with_steps(self, factor: float) -> Self:
         """The profile of an engine whose decode steps take ``factor`` times as long; the rest stays."""
-        surface = self.decode
-        rows = tuple(tuple(factor * step_s for step_s in row) for row in surface.step_s)
-        # A copy of the surface would keep rows that were computed from the old times.
-        changed = DecodeSurface(batch=surface.batch, context_tokens=surface.context_tokens, step_s=rows)
-        return self.model_copy(update={"decode": changed})
+        beside = self.decode_beside_prompts
+        slower = {"decode": _slowed(self.decode, factor), "decode_beside_prompts": beside and _slowed(beside, factor)}
+        return self.model_copy(update=slower)
 
     def at_speed(self, factor: float) -> Self:
         """The profile of an engine that computes ``factor`` times as fast; its links and its start stay."""
@@ -236,6 +239,8 @@ class EngineProfile(StrictConfig):
         document["name"] = f"{self.name} x{factor:g}"
         document["prefill"]["seconds"] = [s / factor for s in self.prefill.seconds]
         document["decode"]["step_s"] = [[s / factor for s in row] for row in self.decode.step_s]
+        if beside := self.decode_beside_prompts:
+            document["decode_beside_prompts"]["step_s"] = [[s / factor for s in row] for row in beside.step_s]
         return self.model_validate(document)  # a copy would keep what was computed from the old speed
 
     @classmethod
@@ -261,6 +266,12 @@ ProfileRef = Annotated[EngineProfile, BeforeValidator(_loaded, json_schema_input
 def _check_axis(name: str, values: tuple[int, ...]) -> None:
     if any(later <= sooner for sooner, later in pairwise(values)):
         raise ValueError(f"{name} must rise: {list(values)}")
+
+
+def _slowed(surface: DecodeSurface, factor: float) -> DecodeSurface:
+    """A surface with all times multiplied. A copy would keep rows that were computed from the old times."""
+    rows = tuple(tuple(factor * step_s for step_s in row) for row in surface.step_s)
+    return DecodeSurface(batch=surface.batch, context_tokens=surface.context_tokens, step_s=rows)
 
 
 def _at(axis: tuple[int, ...], values: tuple[float, ...], point: float) -> float:

@@ -17,11 +17,14 @@ from autoscale.engines.operating_points import (
     predicted,
 )
 from autoscale.engines.profile import EngineProfile
+from autoscale.operators.step_times import ASYNC_HOST, SYNC_HOST, EngineSettings
 from deployments.profiler.rounds import MeasuringError
 from kvtransfer.topology import Role
 from serve_app.checks.ray_schema import single_app_config
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
+from serve_app.cli import operator_options
 from serve_app.cli.engine_output import engine_output_to
+from serve_app.cli.operator_profile import write_operator_profile
 from serve_app.cli.terminal import console, errors, figure, figures_table
 from serve_app.output import write_file
 
@@ -32,7 +35,9 @@ _SEED = 0  # of the lengths that are drawn for a prediction: the same check give
 
 @commands.command()
 def profile(
-    config: Annotated[Path, Argument(help="A Serve YAML with one Tandem application; with --check, a profile.")],
+    config: Annotated[
+        Path | None, Argument(help="A Serve YAML with one Tandem application; with --check, a profile.")
+    ] = None,
     out: Annotated[Path | None, Option(help="Where to write the profile.")] = None,
     name: Annotated[str | None, Option(help="The profile's name; by default the file's.")] = None,
     group: Annotated[str | None, Option(help="The group to measure; by default the first.")] = None,
@@ -44,13 +49,42 @@ def profile(
         float, Option(min=0.0, help="With --check: highest mean error of TPOT; beyond it the exit code is 1.")
     ] = 0.1,
     json_out: Annotated[Path | None, Option("--json", help="With --check: write all figures here.")] = None,
+    from_operators: operator_options.Model = None,
+    gpu: operator_options.GpuType = None,
+    tp: operator_options.TensorParallel = 1,
+    dtype: operator_options.Dtype = "bf16",
+    kv_dtype: operator_options.KvDtype = None,
+    max_batch_tokens: operator_options.MaxBatchTokens = 2048,
+    max_running: operator_options.MaxRunning = 128,
+    longest_tokens: operator_options.LongestTokens = 16_384,
+    async_scheduling: operator_options.AsyncScheduling = True,
+    tables: operator_options.Tables = None,
 ) -> None:
-    """Measure the engines of a config and write their profile, or check a profile against measured points."""
+    """Measure the engines of a config and write their profile, compute it from operators, or check a profile."""
+    if from_operators is not None:
+        if config is not None or check is not None or gpu is None or out is None:
+            raise ConfigError("--from-operators needs --gpu TYPE and --out FILE, and takes neither CONFIG nor --check")
+        settings = EngineSettings(
+            parallel=tp,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            longest_tokens=longest_tokens,
+            host=ASYNC_HOST if async_scheduling else SYNC_HOST,
+        )
+        write_operator_profile(from_operators, gpu, (dtype, kv_dtype or dtype), settings, tables, name, out)
+        return
+    if config is None:
+        raise ConfigError("give a CONFIG to measure, or --from-operators MODEL to compute a profile")
     if check is not None:
         _check(config, check, most_error_frac, json_out)
         return
     if out is None:
         raise ConfigError("give --out FILE for the profile, or --check FILE to compare one with measured points")
+    _measure(config, out, name, group)
+
+
+def _measure(config: Path, out: Path, name: str | None, group: str | None) -> None:
+    """Start the engines, measure them, and write their profiles."""
     app = single_app_config(load_serve_yaml(config))
     groups = {each.name: (service, each) for service in app.services for each in service.all_groups}
     if group is not None and group not in groups:

@@ -82,6 +82,9 @@ def test_wheel_has_the_data_and_no_laboratory(wheel: Path) -> None:
         "serve_app/data/sim/h100_llama70b.yaml",
         "serve_app/data/traces/azure_conv_60s.csv",
         "serve_app/data/profiles/h100_llama70b_fp8_tp2.json",
+        "serve_app/data/operators/models/llama-3.1-8b.json",
+        "serve_app/data/operators/tables/H100/gemm.csv.gz",
+        "serve_app/data/operators/tables/README.md",
         "serve_app/local/tiny_model_corpus.txt",
     } <= names
     tops = {name.partition("/")[0] for name in names if not name.startswith("tandem_serve-")}

@@ -75,6 +75,18 @@ def test_output_comes_step_by_step_and_prefill_of_others_slows_it(make_profile: 
     assert outputs == [(0.091, "a"), (0.091, "b"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
 
 
+def test_a_batch_may_take_longer_beside_prompts(make_profile: MakeProfile) -> None:
+    beside = {"batch": [1, 100], "context_tokens": [100], "step_s": [[0.031], [0.13]]}
+    engine = EngineModel(make_profile(decode_beside_prompts=beside))
+    engine.add(ModelRequest("a", input_tokens=10, output_tokens=4))
+    first = engine.plan(0.0)
+    assert first is not None
+    engine.apply(first)
+    engine.add(ModelRequest("b", input_tokens=50, output_tokens=2))
+    # As above, but the step with prompt tokens takes 10 ms more; steps without prompts do not.
+    assert run(engine, 0.02) == [(0.101, "a"), (0.101, "b"), (0.123, "a"), (0.123, "b"), (0.144, "a")]
+
+
 def test_a_cached_prefix_is_not_computed_again(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile())
     engine.add(ModelRequest("a", 90, 1, block_hashes=(1, 2, 3)))

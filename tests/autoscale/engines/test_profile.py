@@ -199,3 +199,14 @@ def test_an_engine_of_half_the_speed_takes_twice_as_long_though_the_fast_one_was
     assert slow.prefill.step_s == pytest.approx(2.0 * fast.prefill.step_s)
     assert slow.prefill.seconds_for(1) == pytest.approx(2.0 * fast.prefill.seconds_for(1))
     assert slow.handoff == fast.handoff
+
+
+def test_steps_beside_prompts_change_with_the_others(make_profile: MakeProfile) -> None:
+    beside = {"batch": [1], "context_tokens": [100], "step_s": [[0.03]]}
+    profile = make_profile(decode_beside_prompts=beside)
+    for changed in (profile.with_steps(2.0), profile.at_speed(0.5)):
+        assert changed.decode_beside_prompts is not None
+        assert changed.decode_beside_prompts.seconds_for(1, 100) == 0.06
+        assert changed.decode.seconds_for(1, 100) == 0.042
+    assert make_profile().with_steps(2.0).decode_beside_prompts is None
+    assert make_profile().at_speed(2.0).decode_beside_prompts is None
