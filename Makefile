@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -104,6 +104,18 @@ plot-profile: setup ## Draw a measured profile with its points, PROFILE=my.json,
 
 sim-vs-real: model ## Compare the simulator with real engines on this machine (about 20 minutes)
 	@$(VENV)/python -m tests.lab.truth.sim_vs_real
+
+bench-operators: setup ## Measure the CPU time of operator-level plans, at one point and for a day of windows (about 2 minutes)
+	@$(VENV)/python -m tests.lab.operators.bench_plan
+
+operators-gap: setup ## Compare the operator planners with a brute-force oracle on small random graphs (about 3 minutes)
+	@$(VENV)/python -m tests.lab.operators.gap
+
+operators-savings: setup ## What operator-level plans save against model level, by length and rate (about 2 minutes)
+	@$(VENV)/python -m tests.lab.operators.savings
+
+operators-truth: setup ## Hold profiles from operators alone against engines measured on GPUs (about a minute)
+	@$(VENV)/python -m tests.lab.truth.operators_truth --json reports/operators_truth.json
 
 reproduce: setup ## Compare the papers' claims with the results of this code (about 4 minutes)
 	@$(VENV)/python -m tests.lab.truth.reproduce

@@ -39,6 +39,7 @@ MAY_BE_PRIVATE = {"ray": ("deployments/serve_seam/*", "*/ray_*.py"), "vllm": ("d
 ROOMS: dict[str, set[str]] = {
     "autoscale/engines": set(),
     "autoscale/forecast": set(),
+    "autoscale/operators": {"engines", "traces"},
     "autoscale/traces": set(),
     "autoscale/observe": set(),
     "autoscale/policies": {"engines"},
