@@ -150,18 +150,6 @@ class PrefixMap:
             self._note(overlaps, replicas, prompt.leading_tokens(count))
         return overlaps
 
-    def overlap_of(self, replica_id: str, prompt: PromptKeys) -> int:
-        """Leading tokens of a prompt that one replica holds."""
-        replica = self._replicas.get(replica_id)
-        if replica is None:
-            return 0
-        bit, pieces = replica.bit, 0
-        for key in prompt.keys:
-            if not self._holders.get(key, 0) & bit:
-                break
-            pieces += 1
-        return prompt.leading_tokens(pieces)
-
     def found(self, replica_id: str, prompt: PromptKeys, *, expected_tokens: int, found_tokens: int) -> None:
         """An engine had ``found_tokens`` of a prompt, where this map had expected ``expected_tokens``.
 

@@ -5,34 +5,40 @@ from dataclasses import dataclass, field
 
 from autoscale.operators.costs import Phase, SourceKind, TimeSource
 from autoscale.operators.gpu import Gpu, gpu_named
+from autoscale.operators.model_shape import ModelShape
 
 # Shares of the peaks that large kernels reach, and the time of one launch inside a CUDA graph. Round numbers near
 # those of tests/lab/operators/h100_80gb: 0.79 of the FLOP/s of a large product, 0.8 of the bandwidth, 1 to 2 us.
 _FLOPS_FRAC, _BANDWIDTH_FRAC, _LAUNCH_S = 0.75, 0.8, 2e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecoderShape:
-    """A dense decoder."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-
-
-QWEN2_7B = DecoderShape(layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, intermediate=18944, vocab=152064)
-LLAMA_70B = DecoderShape(layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, intermediate=28672, vocab=128256)
+QWEN2_7B = ModelShape(
+    architecture="Qwen2ForCausalLM",
+    layers=28,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=18944,
+    vocab=152064,
+)
+LLAMA_70B = ModelShape(
+    architecture="LlamaForCausalLM",
+    layers=80,
+    hidden=8192,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=28672,
+    vocab=128256,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
     """``OperatorCosts`` of a dense decoder in bf16: the longer of arithmetic and memory traffic, and a launch."""
 
-    shape: DecoderShape
+    shape: ModelShape
     phase: Phase
     gpu: Gpu = field(default_factory=lambda: gpu_named("A100"))
 
