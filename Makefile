@@ -105,7 +105,7 @@ plot-profile: setup ## Draw a measured profile with its points, PROFILE=my.json,
 sim-vs-real: model ## Compare the simulator with real engines on this machine (about 20 minutes)
 	@$(VENV)/python -m tests.lab.truth.sim_vs_real
 
-bench-operators: setup ## Measure the CPU time of operator-level plans, at one point and for a day of windows (about 2 minutes)
+bench-operators: setup ## Measure the CPU time of operator-level plans, at one point and for a day of windows (about 4 minutes)
 	@$(VENV)/python -m tests.lab.operators.bench_plan
 
 operators-gap: setup ## Compare the operator planners with a brute-force oracle on small random graphs (about 3 minutes)
