@@ -120,8 +120,8 @@ operators-truth: setup ## Hold profiles from operators alone against engines mea
 reproduce: setup ## Compare the papers' claims with the results of this code (about 4 minutes)
 	@$(VENV)/python -m tests.lab.truth.reproduce
 
-quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
-	@$(VENV)/python -m tests.lab.truth.quality $(TRACES)
+quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours); ARGS='--policy dopd' compares fewer
+	@$(VENV)/python -m tests.lab.truth.quality $(TRACES) $(ARGS)
 
 drill: model ## Break parts of Tandem and of Ray Serve LLM's P/D under load, check every token (90 minutes or more); DRILL='--fault kill-decode' selects faults
 	@$(VENV)/python -m tests.lab.drill.cli $(DRILL)

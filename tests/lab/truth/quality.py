@@ -152,12 +152,13 @@ def report(
     workload: Workload,
     trace: Sequence[TraceRequest],
     *,
+    kinds: Sequence[str],
     tries: int,
     seeds: int,
     pool: Executor,
     say: Callable[[str], None],
 ) -> Report:
-    """Tune every other policy on one slice, and compare all on the other.
+    """Tune the policies ``kinds`` on one slice, and compare them and ``default`` on the other.
 
     Our policy has the parameters of the configuration on every workload. Each other policy has the best parameters of
     its tries on the tuning slice of this workload.
@@ -166,7 +167,6 @@ def report(
     say("pressure test, and the oracle of the tuning slice")
     pressed = pool.submit(pressure_test, config, tuning)
     oracle: OracleResult = pool.submit(find_oracle, config, tuning, rate_scale=workload.rate_scale).result()
-    kinds = sorted(set(SPACES) - {"default"})
     done = 0
 
     def on_done(candidate: Candidate) -> None:
@@ -197,6 +197,9 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="Run only workloads with this beginning of their name.")
     ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Compare `default` with these policies only; left out: with all.")
+    ] = None,
     tries: Annotated[int, typer.Option(min=1, help="Tries of parameters for each policy but ours.")] = 8,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the reported runs.")] = 3,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
@@ -207,6 +210,10 @@ def main(
     workloads = [each for each in WORKLOADS if not only or any(each.name.startswith(name) for name in only)]
     if not workloads:
         raise typer.BadParameter(f"--only: begin one of {', '.join(each.name for each in WORKLOADS)}")
+    others = sorted(set(SPACES) - {"default"})
+    if unknown := sorted(set(policy or ()) - set(others)):
+        raise typer.BadParameter(f"--policy {unknown[0]}: not one of {', '.join(others)}")
+    kinds = [each for each in others if not policy or each in policy]
     if missing := [each.file for each in workloads if not (traces / each.file).is_file()]:
         raise typer.BadParameter(f"{traces / missing[0]}: not there; see configs/traces/README.md")
     loaded = {}
@@ -239,7 +246,7 @@ def main(
                     typer.echo(f"{datetime.now():%H:%M:%S} {workload.name}: {line}", err=True)
 
             trace = loaded[workload.name]
-            found = report(settings, workload, trace, tries=tries, seeds=seeds, pool=pool, say=say)
+            found = report(settings, workload, trace, kinds=kinds, tries=tries, seeds=seeds, pool=pool, say=say)
             progress.update(task, completed=1, description=f"{workload.name}: done")
             return found
 

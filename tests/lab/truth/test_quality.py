@@ -18,6 +18,7 @@ from tests.lab.truth.quality import Report, Workload, main, report
 CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
 # The pressure test of a small cluster takes a second, that of the usual 64 GPUs half a minute.
 HIGHEST_REPLICAS = 2
+OTHERS = sorted(set(SPACES) - {"default"})
 WORKLOAD = Workload(
     name="small", file="none", tuning=(0, 60), reporting=(60, 60), rate_scale=1.0, is_bursty=False, warm_up_s=20.0
 )
@@ -33,14 +34,13 @@ def _found() -> Report:
     changes = {"groups": (group.model_copy(update=small),), "warm_up_s": 10.0, "oracle_simulated_requests": 1}
     config = CONFIG.model_copy(update=changes)
     with ThreadPoolExecutor(2) as pool:
-        return report(config, WORKLOAD, trace, tries=1, seeds=1, pool=pool, say=lambda line: None)
+        return report(config, WORKLOAD, trace, kinds=OTHERS, tries=1, seeds=1, pool=pool, say=lambda line: None)
 
 
 def test_every_policy_is_tuned_but_ours_and_all_are_reported(found: Report) -> None:
-    others = set(SPACES) - {"default"}
-    assert set(found.candidates) == others
+    assert set(found.candidates) == set(OTHERS)
     assert all(len(each) == 1 for each in found.candidates.values())
-    assert set(found.study.names) == {"default", *others}
+    assert set(found.study.names) == {"default", *OTHERS}
     for kind, (candidate,) in found.candidates.items():
         assert found.study.config.policies[kind] == candidate.changes
     assert found.study.config.policies["default"] == CONFIG.policies["default"]
@@ -98,3 +98,8 @@ def test_wrong_traces_are_refused_before_anything_runs(
     with pytest.raises(typer.BadParameter) as raised:
         main(tmp_path, only=only)
     assert says in str(raised.value)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="--policy none: not one of .*dopd"):
+        main(tmp_path, policy=["none"])
