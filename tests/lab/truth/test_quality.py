@@ -101,5 +101,5 @@ def test_wrong_traces_are_refused_before_anything_runs(
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="--policy none: not one of .*dopd"):
+    with pytest.raises(typer.BadParameter, match=r"--policy none: not one of .*dopd"):
         main(tmp_path, policy=["none"])
