@@ -31,7 +31,7 @@ from autoscale.sim.replica import VirtualReplica
 from autoscale.traces.trace import TraceRequest, load_trace
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
-from router.config import RouterConfig
+from router.config import PrefixConfig, RouterConfig
 from router.pool_router import PoolRouter
 from router.prefix_map import PrefixMap
 from router.prompt_keys import prompt_seed, token_keys
@@ -228,20 +228,21 @@ def tenant_profile() -> EngineProfile:
 def decision_s(rng: random.Random, timed: int = _TIMED) -> dict[str, float]:
     """CPU time of one decision among many replicas, seconds, with all steps that the live router takes for it.
 
-    Replicas hold the contexts of tenants, with pieces of 64 tokens; all hold a common start of 512 tokens.
+    Replicas hold the contexts of tenants, in pieces of the default size; all hold a common start of 512 tokens.
     """
+    piece_tokens = PrefixConfig().piece_tokens
     prefixes, seed = PrefixMap(capacity_pieces=50_000, sent_s=120.0), prompt_seed("model")
     names = [f"app#decode#{number:04}" for number in range(_TIMED_REPLICAS)]
     contexts = [[*range(512), *(rng.randrange(100_000) for _ in range(_CONTEXT_TOKENS))] for _ in range(_TENANTS)]
     for name in names:
         for context in rng.sample(contexts, 8):
-            prefixes.store(name, token_keys(context, 64, seed).keys)
+            prefixes.store(name, token_keys(context, piece_tokens, seed).keys)
     router = PoolRouter("prefix", 4, rng, prefixes=prefixes, request_tokens=100)
     router.set_replicas(names)
     taken = []
     for number in range(timed):
         question = [rng.randrange(100_000) for _ in range(_QUESTION_TOKENS)]
-        prompt = token_keys(rng.choice(contexts) + question, 64, seed)
+        prompt = token_keys(rng.choice(contexts) + question, piece_tokens, seed)
         began_s = time.process_time()
         ordered = router.order(prompt)
         asked = router.ask(ordered)
