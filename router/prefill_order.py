@@ -1,7 +1,7 @@
 """The order of the prompts that wait for a prefill replica: by arrival, by deadline, or gathered as in DOPD (pure).
 
 A prompt's *deadline* is its arrival plus its TTFT objective. In every order a prompt that has reached its deadline is
-not overtaken by one with a later deadline. So a prompt waits at most for the work that has arrived by its deadline.
+not overtaken by one that comes later. So a prompt waits at most for the work that has arrived by its deadline.
 """
 
 from abc import ABC, abstractmethod

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from router import known_pools
 from router.ray_actors import follow
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class QueueFeed:
 
     def __init__(self, app: str, pool: str, caller: str) -> None:
         self._key = queue_key(app, pool)
+        self._pool = pool
         self._caller = caller
         self._queue: Any = None
         self._numbers = itertools.count()
@@ -150,7 +152,7 @@ class QueueFeed:
         """Tell the queue that this replica is alive, and wait for its answer. Raises TimeoutError: there is none."""
         self._queue = queue
         async with asyncio.timeout(SILENCE_S):
-            await queue.watch.remote(self._caller)
+            await queue.watch.remote(self._caller, known_pools.routed(self._pool))
         return version
 
     def _lose(self) -> None:

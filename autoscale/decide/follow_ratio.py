@@ -1,7 +1,8 @@
 """The P/D ratio of a tick: the configured one, or with ``pd_ratio: auto`` the one that follows the traffic (pure).
 
-The ratio changes at the end of an interval, by at most a stated share, inside stated limits. The state keeps it and the
-sums of the running interval, so that a log replays from any line.
+The ratio changes at the end of an interval, by at most a stated share, inside stated limits. If limits, bounds or the
+budget do not allow it any more, it changes at once. The state keeps it and the sums of the running interval, so that a
+log replays from any line.
 """
 
 import math
@@ -24,25 +25,34 @@ def follow_ratio(draft: Draft) -> None:
         draft.state = replace(draft.state, followed=None)
         return
     followed = _with_tick(_running(draft, auto), draft, auto)
+    before = followed.ratio if draft.state.followed is None else draft.state.followed.ratio
+    cause = "the limits of auto_ratio allow no other"
     if draft.now_s - followed.since_s >= auto.interval_s and followed.sums.requests >= auto.least_requests:
-        followed = _changed(followed, draft, auto)
-    followed = replace(followed, ratio=possible(followed.ratio, draft.room))
+        followed, cause = _next(followed, draft, auto)
+    wanted = followed.ratio
+    followed = replace(followed, ratio=possible(wanted, draft.room))
+    if followed.ratio.per_decode() != wanted.per_decode():
+        cause = f"the bounds and the budget of the pools do not allow {wanted.per_decode():.3g}"
+    if followed.ratio.per_decode() != before.per_decode():
+        draft.ratio_change = f"pd_ratio {before.per_decode():.3g} -> {followed.ratio.per_decode():.3g}: {cause}"
     draft.state = replace(draft.state, followed=followed)
     draft.config = draft.config.at_ratio(followed.ratio)
 
 
 def note_ratio(draft: Draft) -> None:
-    """A stage: show the ratio in force beside the optimal one, and say in the reason why it has changed."""
-    followed = draft.state.followed
-    if followed is None or followed.optimal is None:
+    """A stage: show the ratio beside the optimal one, and say in the reason why it has changed and what has drifted."""
+    followed, auto = draft.state.followed, draft.config.auto_ratio
+    if followed is None or auto is None:
         return
-    shown = Shown(name="pd_ratio", value=followed.ratio.per_decode(), target=followed.optimal)
-    reason = draft.decision.reason
-    draft.decision = replace(
-        draft.decision,
-        shown=(*draft.decision.shown, shown),
-        reason=reason if draft.ratio_change is None else f"{draft.ratio_change}; {reason}",
-    )
+    shown, drifts = auto.drifts(draft.state)
+    if followed.optimal is not None:
+        shown.append(Shown(name="pd_ratio", value=followed.ratio.per_decode(), target=followed.optimal))
+    # A policy with profiles of its own shows what it has observed already.
+    names = {each.name for each in draft.decision.shown}
+    if any(each.name in names for each in shown):
+        shown, drifts = [each for each in shown if each.name not in names], []
+    reasons = [*([draft.ratio_change] if draft.ratio_change else []), draft.decision.reason, *drifts]
+    draft.decision = replace(draft.decision, shown=(*draft.decision.shown, *shown), reason="; ".join(reasons))
 
 
 def _running(draft: Draft, auto: AutoRatioConfig) -> FollowedRatio:
@@ -66,19 +76,17 @@ def _with_tick(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> 
     return replace(followed, sums=with_requests(followed.sums, draft.snapshot.traffic, auto, seconds))
 
 
-def _changed(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> FollowedRatio:
-    """The ratio after the interval that ends now, and the begin of the next one."""
+def _next(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> tuple[FollowedRatio, str]:
+    """The ratio after the interval that ends now, at the begin of the next one, and its cause."""
     best = ratio_of_sums(followed.sums, auto, draft.state, draft.config.slo.tpot_s)
-    before, sums = followed.ratio.per_decode(), followed.sums
-    ratio = auto.next_ratio(before, best.prefill_per_decode)
-    if ratio.per_decode() != before:
-        draft.ratio_change = (
-            f"pd_ratio {before:.3g} -> {ratio.per_decode():.3g}: {best.prefill_per_decode:.3g} is optimal for "
-            f"{sums.requests:.0f} requests in {draft.now_s - followed.since_s:.0f} s, "
-            f"{best.request.input_tokens:.0f} + {best.request.output_tokens:.0f} tokens, "
-            f"{best.request.prefill_s:.3g} s of prefill each; decode is limited by the {best.decode_limit}"
-        )
-    return FollowedRatio(ratio=ratio, since_s=draft.now_s, optimal=best.prefill_per_decode)
+    cause = (
+        f"{best.prefill_per_decode:.3g} is optimal for "
+        f"{followed.sums.requests:.0f} requests in {draft.now_s - followed.since_s:.0f} s, "
+        f"{best.request.input_tokens:.0f} + {best.request.output_tokens:.0f} tokens, "
+        f"{best.request.prefill_s:.3g} s of prefill each; decode is limited by the {best.decode_limit}"
+    )
+    ratio = auto.next_ratio(followed.ratio.per_decode(), best.prefill_per_decode)
+    return FollowedRatio(ratio=ratio, since_s=draft.now_s, optimal=best.prefill_per_decode), cause
 
 
 def possible(ratio: PdRatio, room: Room) -> PdRatio:

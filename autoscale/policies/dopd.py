@@ -13,12 +13,12 @@ from pydantic import Field
 
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.lengths import Lengths, MeanRequest
-from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
+from autoscale.engines.optimal_ratio import DecodeMemoryConfig, ratio_for
 from autoscale.headcount import EPSILON_REPLICAS, Census
 from autoscale.load_forecast import LoadForecast
 from autoscale.policies.policy import (
-    Policy,
     ProfiledConfig,
+    ProfiledPolicy,
     observed_lengths,
     present_replicas,
     queue_at_endpoint,
@@ -76,7 +76,7 @@ class _Past:
         return {f"{_PREFIX}began_s": (self.began_s,), f"{_PREFIX}plan": self.plan}
 
 
-class Dopd(Policy[DopdConfig]):
+class Dopd(ProfiledPolicy[DopdConfig]):
     """Replicas of both roles from forecasts of arrivals per second and of lengths, by the engines' profiles.
 
     In a service without prefill, decode replicas do the work of both roles (``capacity.decode_batch``).
@@ -91,7 +91,7 @@ class Dopd(Policy[DopdConfig]):
         if config.decode_memory is not None:
             config.decode_memory.readable_bytes(slo.tpot_s)  # raises a ValueError if the objective is too short
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def decide_with_observed(self, snapshot: Snapshot) -> Decision:
         """At the end of each interval, replicas for the next one. In an overload, more replicas at once.
 
         After an overload the counts stay until the interval ends.
@@ -120,15 +120,15 @@ class Dopd(Policy[DopdConfig]):
     def _adjusted(self, forecast: LoadForecast, snapshot: Snapshot) -> tuple[_Past, str]:
         """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35).
 
-        The forecast mean lengths scale the distribution of the lengths that are observed now.
+        The forecast mean lengths scale the distribution of the lengths that are observed now. Tokens in prefix caches
+        cost no time.
         """
         config = self._config
         rate, inputs, outputs = (each.value for each in forecast.series.values())
         inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # lengths must be above 0
         lengths = (observed_lengths(snapshot.traffic) or Lengths.fixed(inputs, outputs)).scaled(inputs, outputs)
-        best = optimal_ratio(
-            config.prefill, config.decode, lengths, tpot_s=self._slo.tpot_s, memory=config.decode_memory
-        )
+        request = MeanRequest.of(lengths, config.prefill, snapshot.traffic.cached_frac or 0.0)
+        best = ratio_for(request, config.decode, tpot_s=self._slo.tpot_s, memory=config.decode_memory)
         # Lines 32 and 33. r_next is ``in_flight``: the requests on decode if batches are full (Little's law). R_opt is
         # ``prefill_per_decode`` (Eq. 14).
         in_flight = rate * outputs * best.decode_step_s
@@ -136,7 +136,8 @@ class Dopd(Policy[DopdConfig]):
         prefill = best.prefill_per_decode * decode
         if self._ratio.is_aggregated:
             # Time of the engine for prompts, for each output token.
-            prompt_s = MeanRequest.of(lengths, config.decode).prefill_s / outputs
+            own = MeanRequest.of(lengths, config.decode, snapshot.traffic.cached_frac or 0.0)
+            prompt_s = own.prefill_s / outputs
             capacity = decode_tokens_per_s(config.decode, lengths.context_tokens, self._slo.tpot_s, prompt_s)
             prefill, decode = 0.0, rate * outputs / (config.concurrency_frac * capacity)
         notes = forecast.fallbacks

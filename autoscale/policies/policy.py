@@ -7,8 +7,9 @@ from dataclasses import replace
 from statistics import median
 from typing import ClassVar, Generic, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from autoscale.engines.candidates import check_alike
 from autoscale.engines.lengths import Lengths
 from autoscale.engines.profile import EngineProfile, ProfileRef
 from autoscale.headcount import smallest_replicas, standard_replicas
@@ -189,6 +190,11 @@ class EnginesConfig(StrictConfig):
     prefill: ProfileRef = Field(description="The profile of a prefill replica, or the path of its file.")
     decode: ProfileRef = Field(description="The profile of a decode replica, or the path of its file.")
 
+    @model_validator(mode="after")
+    def _check_alike(self) -> Self:
+        check_alike((self.prefill, self.decode))
+        return self
+
     @property
     def uses_forecast(self) -> bool:
         """Whether the policy plans with the snapshot's forecast of the load."""
@@ -218,6 +224,23 @@ class EnginesConfig(StrictConfig):
             if self.decode.decode.covers(step.batch, step.context_tokens)
         ]
         return median(factors) if factors else None
+
+    def drifts(self, state: ControllerState) -> tuple[list[Shown], list[str]]:
+        """Link and decode steps as observed beside those of the profiles, and a sentence on each that has drifted."""
+        shown, drifts = list[Shown](), list[str]()
+        if (observed := state.link_bytes_per_s) is not None:
+            configured = (self.decode.link or self.decode.handoff).bytes_per_s
+            shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
+            if abs(observed - configured) > DRIFT_FRAC * configured:
+                drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")
+        if (factor := self.step_factor(state)) is not None:
+            shown.append(Shown(name="decode_step_factor", value=factor, target=1.0))
+            if abs(factor - 1.0) > DRIFT_FRAC:
+                drifts.append(
+                    f"decode steps take {factor:.2f} times as long as the profile {self.decode.name} says: measure it "
+                    "again with `tandem profile`"
+                )
+        return shown, drifts
 
 
 class ProfiledConfig(EnginesConfig):
@@ -261,21 +284,9 @@ class ProfiledPolicy(Policy[P]):
                 shown.append(Shown(name=f"{role}_start_s", value=seconds, target=configured_s))
                 if abs(seconds - configured_s) > DRIFT_FRAC * configured_s:
                     drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
-        if (observed := snapshot.state.link_bytes_per_s) is not None:
-            configured = (self._config.decode.link or self._config.decode.handoff).bytes_per_s
-            shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
-            if abs(observed - configured) > DRIFT_FRAC * configured:
-                drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")
-        if (factor := self._config.step_factor(snapshot.state)) is not None:
-            shown.append(Shown(name="decode_step_factor", value=factor, target=1.0))
-            if abs(factor - 1.0) > DRIFT_FRAC:
-                name = self._config.decode.name
-                drifts.append(
-                    f"decode steps take {factor:.2f} times as long as the profile {name} says: measure it again with "
-                    "`tandem profile`"
-                )
-        reason = "; ".join((decision.reason, *drifts))
-        return replace(decision, shown=(*decision.shown, *shown), reason=reason)
+        engines_shown, engines_drifts = self._config.drifts(snapshot.state)
+        reason = "; ".join((decision.reason, *drifts, *engines_drifts))
+        return replace(decision, shown=(*decision.shown, *shown, *engines_shown), reason=reason)
 
     @abstractmethod
     def decide_with_observed(self, snapshot: Snapshot) -> Decision:

@@ -62,6 +62,7 @@ class VirtualPrefillQueue:
             tokens=tokens,
             arrived_s=journey.request.at_s,
             deadline_s=journey.request.at_s + self._slo.objective_s(tokens),
+            overlap_tokens=overlap_tokens,
         )
         self._journeys[journey.name] = journey
         self._scheduler.add(prompt, now_s)

@@ -53,9 +53,7 @@ class PrefillQueue:
         now_s = self._hear(request.caller)
         if not request.replicas:  # the router of a new decode replica does not know the prefill replicas yet
             return None
-        if request.replicas != self._replicas:
-            self._replicas = request.replicas
-            self._scheduler.set_replicas(request.replicas, now_s)
+        self._set_replicas(request.replicas, now_s)
         arrived_s = now_s - request.waited_s
         prompt = WaitingPrompt(
             prompt_id=request.prompt_id,
@@ -80,11 +78,22 @@ class PrefillQueue:
         self._answer(prompt_id, None)
         self._bind(now_s)
 
-    async def watch(self, caller: str) -> None:
-        """A decode replica keeps this call open as long as it lives."""
-        self._hear(caller)
+    async def watch(self, caller: str, replicas: frozenset[str]) -> None:
+        """A decode replica keeps this call open as long as it lives.
+
+        ``replicas``: as in ``PlaceRequest``, so that prompts which wait get a new replica before the next prompt comes.
+        """
+        now_s = self._hear(caller)
+        if replicas:
+            self._set_replicas(replicas, now_s)
+            self._bind(now_s)
         await asyncio.sleep(_WATCH_S)
         self._hear(caller)
+
+    def _set_replicas(self, replicas: frozenset[str], now_s: float) -> None:
+        if replicas != self._replicas:
+            self._replicas = replicas
+            self._scheduler.set_replicas(replicas, now_s)
 
     def _hear(self, caller: str) -> float:
         now_s = self._heard_s[caller] = time.monotonic()

@@ -55,7 +55,12 @@ class PrefillPlaces:
         self._changed = Bell()  # rings when a promise ends
 
     async def credit(self, request_id: str, tokens: int) -> bool:
-        """Wait until the KV of a prompt will have room, and promise it; ``False``: it would wait too long."""
+        """Wait until the KV of a prompt will have room, and promise it; ``False``: it would wait too long, or for ever.
+
+        A prompt that an empty engine could not keep does not wait: others would wait behind it.
+        """
+        if 0 < self._engine.kv_tokens < tokens:
+            return False
         try:
             async with asyncio.timeout(self._config.credit_wait_s), self._turn:
                 while not self._is_enough(tokens):

@@ -131,7 +131,16 @@ def _check(path: Path, points_path: Path, most_error_frac: float, json_out: Path
     """Compare, print, and exit with 1 if the mean error of TPOT is too large."""
     with config_errors():
         engine, points = EngineProfile.load(path), load_operating_points(points_path)
-        found = [predicted(engine, point, random.Random(_SEED)) for point in points]
+        if all(point.tpot_s is None for point in points):
+            raise ConfigError(f"{points_path}: no point has a tpot_s, and TPOT is what --check judges: add the column")
+        found = []
+        for line, point in enumerate(points, start=2):
+            try:
+                found.append(predicted(engine, point, random.Random(_SEED)))
+            except ValueError as fault:
+                raise ConfigError(
+                    f"{points_path}: line {line}: {fault}: leave the point out, or check an engine with more KV"
+                ) from None
     table = figures_table(
         "tokens in/out",
         ("in flight", "TTFT s", "mean", "median", "TPOT ms", "model", "error"),

@@ -59,7 +59,7 @@ def ratio(
     lengths = _lengths(input_tokens, output_tokens, trace)
     need = Need(
         lengths=lengths,
-        longest_input_tokens=_above_0("--longest-input-tokens", longest_input_tokens) or lengths.longest_input_tokens,
+        longest_input_tokens=_longest(longest_input_tokens, lengths),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         busy_frac=busy_frac,
@@ -83,6 +83,8 @@ def _answer(
     prefills, decodes = prefill_candidates(engines[0], need), decode_candidates(engines[1], need)
     if requests_per_s is None and not gpus:
         raise ValueError("neither a load nor GPUs are given: add --requests-per-s or --gpus")
+    if part := next((kind for kind, count in gpus.items() if not count.is_integer()), None):
+        raise ValueError(f"--gpus {part}={gpus[part]:g}: give a whole number of GPUs")
     whole_gpus = {kind: int(count) for kind, count in gpus.items()}
     in_gpus = fleets_in_gpus(prefills, decodes, need, whole_gpus, prices) if gpus else []
     fleets = in_gpus
@@ -112,7 +114,21 @@ def _lengths(input_tokens: float | None, output_tokens: float | None, trace: Pat
         return Lengths.of_requests((request.input_tokens, request.output_tokens) for request in load_trace(trace))
     if input_tokens is None or output_tokens is None:
         raise ValueError("no lengths are given: add --input-tokens and --output-tokens, or --trace")
+    for option, tokens in (("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+        if not 1.0 <= tokens < math.inf:
+            raise ValueError(f"{option} {tokens:g}: give a number of tokens, 1 or more")
     return Lengths.fixed(input_tokens, output_tokens)
+
+
+def _longest(given: float | None, lengths: Lengths) -> float:
+    if given is None:
+        return lengths.longest_input_tokens
+    if not lengths.longest_input_tokens <= given < math.inf:
+        raise ValueError(
+            f"--longest-input-tokens {given:g}: the longest of the given prompts has "
+            f"{lengths.longest_input_tokens:.0f} tokens: give at least that"
+        )
+    return given
 
 
 def _above_0(option: str, value: float | None) -> float | None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from autoscale.engines.candidates import Candidate, Need, gpu_type, gpus_each
 from autoscale.engines.capacity import Limit
+from autoscale.engines.optimal_ratio import OptimalRatio
 from autoscale.engines.profile import EngineProfile
 from autoscale.engines.replica_counts import Fleet
 from serve_app.cli.terminal import console, figures_table
@@ -73,7 +74,7 @@ def _fleet_table(fleet: Fleet) -> Table:
         ("T_p = E[T_p(I)] (Eq. 6-8), t_d", f"{ratio.request.prefill_s:.4g} s", f"{ratio.decode_step_s:.4g} s"),
         ("at once, cc_d (Eq. 13)", "1", ratio.decode_concurrency),
         (
-            "one serves 1/T_p, cc_d/(t_d OSL)",
+            f"one serves 1/T_p, {_decode_formula(ratio)}",
             f"{ratio.prefill_requests_per_s:.3g}/s",
             f"{ratio.decode_requests_per_s:.3g}/s",
         ),
@@ -89,6 +90,18 @@ def _fleet_table(fleet: Fleet) -> Table:
     return table
 
 
+def _decode_formula(ratio: OptimalRatio) -> str:
+    """What limits the requests per second of a decode replica."""
+    return "link/(ISL x KV per token)" if ratio.decode_limit is Limit.LINK else "cc_d/(t_d OSL)"
+
+
+def _ratio_formula(ratio: OptimalRatio) -> str:
+    """The formula of the ratio for what limits decode."""
+    if ratio.decode_limit is Limit.LINK:
+        return "T_p times the requests per second that the hand-over link carries"
+    return "cc_d T_p / (t_d OSL) (Eq. 14)"
+
+
 def _engine_text(role: str, profile: EngineProfile) -> str:
     return f"{role}: {profile.name}, {gpus_each(profile)} {gpu_type(profile)} for each replica"
 
@@ -100,7 +113,7 @@ def _result(answer: Answer, has_prices: bool) -> list[str]:
     size += f", {best.cost_per_hour:g} per hour" if has_prices else ""
     change = means.ratio.prefill_per_decode / best.ratio.prefill_per_decode - 1.0
     return [
-        f"P/D ratio {best.ratio.prefill_per_decode:.2f} = cc_d T_p / (t_d OSL) (Eq. 14)",
+        f"P/D ratio {best.ratio.prefill_per_decode:.2f} = {_ratio_formula(best.ratio)}",
         f"in whole replicas {best.prefill_replicas}P{best.decode_replicas}D: {best.carried_per_s:.3g} requests/s at "
         f"{answer.need.busy_frac:g} of the capacity; {size}",
         f"the mean lengths alone: P/D ratio {means.ratio.prefill_per_decode:.2f} ({change:+.1%}), "

@@ -143,7 +143,7 @@ async def test_without_a_queue_and_with_one_that_is_lost_a_prompt_is_sent_at_onc
         await place(one)
     waits = asyncio.create_task(place(one))
     await asyncio.sleep(0.05)
-    announced[-1].watch = lambda caller: asyncio.sleep(60.0)  # it hangs
+    announced[-1].watch = lambda caller, replicas: asyncio.sleep(60.0)  # it hangs
     assert (await waits).outcome is PlaceOutcome.QUEUE_LOST
     announced.clear()
     await until(lambda: one._queue is None)
@@ -196,7 +196,7 @@ async def test_a_queue_that_was_silent_still_learns_that_its_places_are_free(ann
     held = [await place(one) for _ in range(4)]
     waits = asyncio.create_task(place(one))
     await asyncio.sleep(0.05)
-    queue.watch = lambda caller: asyncio.sleep(60.0)
+    queue.watch = lambda caller, replicas: asyncio.sleep(60.0)
     await waits
     for each in held:
         one.end(each.prompt_id, is_computed=True)

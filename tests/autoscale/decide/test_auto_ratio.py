@@ -255,3 +255,17 @@ def test_faults_of_the_limits_are_named(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         make_autoscale(pd_ratio="auto", auto_ratio=auto_ratio(**changes))
+
+
+def test_a_bound_that_moves_the_ratio_is_named_and_one_that_holds_it_says_nothing(
+    make_auto: MakeAutoscale, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_auto(start_input_tokens=900, start_output_tokens=5), make_snapshot)
+    traffic = replace(CHAT, input_tokens_mean=900.0, output_tokens_mean=5.0)
+    for _ in range(4):
+        ticks.tick(traffic, bounds=(1, 9))
+    before = ratio_of(ticks.tick(traffic, bounds=(1, 9)))
+    reasons = [ticks.tick(traffic, bounds=(1, 2)).decision.reason for _ in range(6)]
+    assert before > 2.0
+    assert reasons[0].startswith(f"pd_ratio {before:.3g} -> 2: the bounds and the budget of the pools do not allow")
+    assert not any("pd_ratio" in reason for reason in reasons[1:])

@@ -100,7 +100,10 @@ def test_engines_without_a_gpu_are_counted_too(monkeypatch: pytest.MonkeyPatch, 
         ((*TABLE_1, "--gpus", "8"), "no lengths are given: add --input-tokens and --output-tokens, or --trace"),
         ((*TABLE_1, "--input-tokens", "10", "--gpus", "8"), "no lengths are given"),
         ((*TABLE_1, *FIXED, "--trace", AZURE, "--gpus", "8"), "--trace gives the lengths"),
-        ((*TABLE_1, "--input-tokens", "0", "--output-tokens", "9", "--gpus", "8"), "0 input tokens: a length must be"),
+        (
+            (*TABLE_1, "--input-tokens", "0", "--output-tokens", "9", "--gpus", "8"),
+            "--input-tokens 0: give a number of tokens, 1 or more",
+        ),
         ((*TABLE_1, *FIXED, "--gpus", "2"), "no prefill and decode replica fit 2 H100: give more GPUs"),
         ((*TABLE_1, *FIXED, "--gpus", "H200=8"), "--gpus H200=8: no profile has the type H200, they have H100"),
         (
