@@ -27,6 +27,6 @@ def note_found(
     found = found_tokens(prompt, input_tokens=input_tokens, cached_tokens=cached_tokens, block_tokens=block_tokens)
     PREFIX_EXPECTED.labels(role).inc(expected)
     PREFIX_FOUND.labels(role).inc(min(expected, found))
-    if expected - found >= prompt.piece_tokens:  # as in ``PrefixMap.found``
+    if found < expected:
         PREFIX_FALSE_HITS.labels(role).inc()
         known_pools.note_false_hit(pool, chosen.replica, prompt, found)
