@@ -45,12 +45,10 @@ def note_ratio(draft: Draft) -> None:
     if followed is None or auto is None:
         return
     shown, drifts = auto.drifts(draft.state)
+    if {each.name for each in shown} & {each.name for each in draft.decision.shown}:
+        shown, drifts = [], []  # a policy with profiles of its own has shown them
     if followed.optimal is not None:
         shown.append(Shown(name="pd_ratio", value=followed.ratio.per_decode(), target=followed.optimal))
-    # A policy with profiles of its own shows what it has observed already.
-    names = {each.name for each in draft.decision.shown}
-    if any(each.name in names for each in shown):
-        shown, drifts = [each for each in shown if each.name not in names], []
     reasons = [*([draft.ratio_change] if draft.ratio_change else []), draft.decision.reason, *drifts]
     draft.decision = replace(draft.decision, shown=(*draft.decision.shown, *shown), reason="; ".join(reasons))
 
@@ -77,7 +75,7 @@ def _with_tick(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> 
 
 
 def _next(followed: FollowedRatio, draft: Draft, auto: AutoRatioConfig) -> tuple[FollowedRatio, str]:
-    """The ratio after the interval that ends now, at the begin of the next one, and its cause."""
+    """The ratio after the interval that ends now, at the begin of the next one; and why it is this ratio."""
     best = ratio_of_sums(followed.sums, auto, draft.state, draft.config.slo.tpot_s)
     cause = (
         f"{best.prefill_per_decode:.3g} is optimal for "

@@ -127,7 +127,8 @@ class Dopd(ProfiledPolicy[DopdConfig]):
         rate, inputs, outputs = (each.value for each in forecast.series.values())
         inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # lengths must be above 0
         lengths = (observed_lengths(snapshot.traffic) or Lengths.fixed(inputs, outputs)).scaled(inputs, outputs)
-        request = MeanRequest.of(lengths, config.prefill, snapshot.traffic.cached_frac or 0.0)
+        cached_frac = snapshot.traffic.cached_frac or 0.0
+        request = MeanRequest.of(lengths, config.prefill, cached_frac)
         best = ratio_for(request, config.decode, tpot_s=self._slo.tpot_s, memory=config.decode_memory)
         # Lines 32 and 33. r_next is ``in_flight``: the requests on decode if batches are full (Little's law). R_opt is
         # ``prefill_per_decode`` (Eq. 14).
@@ -136,8 +137,7 @@ class Dopd(ProfiledPolicy[DopdConfig]):
         prefill = best.prefill_per_decode * decode
         if self._ratio.is_aggregated:
             # Time of the engine for prompts, for each output token.
-            own = MeanRequest.of(lengths, config.decode, snapshot.traffic.cached_frac or 0.0)
-            prompt_s = own.prefill_s / outputs
+            prompt_s = MeanRequest.of(lengths, config.decode, cached_frac).prefill_s / outputs
             capacity = decode_tokens_per_s(config.decode, lengths.context_tokens, self._slo.tpot_s, prompt_s)
             prefill, decode = 0.0, rate * outputs / (config.concurrency_frac * capacity)
         notes = forecast.fallbacks
