@@ -203,3 +203,19 @@ async def test_a_queue_that_was_silent_still_learns_that_its_places_are_free(ann
     queue.watch = watch
     await until(lambda: not queue._scheduler._bound and not queue._scheduler.waiting)
     assert not one._queues
+
+
+async def test_a_new_replica_gets_a_waiting_prompt_before_another_one_comes(queue: Any) -> None:
+    from router.ray_prefill_queue import PlaceRequest
+
+    def request(number: int) -> PlaceRequest:
+        return PlaceRequest(
+            prompt_id=f"d0:{number}", caller="d0", tokens=1000, waited_s=0.0, objective_s=1.0, replicas=TWO
+        )
+
+    places = [asyncio.create_task(queue.place(request(number))) for number in range(5)]
+    await asyncio.sleep(0.05)
+    assert not places[4].done()  # two for each replica
+    watch = asyncio.create_task(queue.watch("d0", TWO | {"p2"}))
+    assert await asyncio.wait_for(places[4], timeout=5.0) == "p2"
+    await watch

@@ -18,7 +18,7 @@ from autoscale.decide.tuning import Pools, tuned
 from autoscale.engines.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.room import Room, joint_counts
-from autoscale.types import ControllerState, Plan, PoolKey, PoolLimits, Snapshot, Traffic
+from autoscale.types import ControllerState, DecodeStep, Plan, PoolKey, PoolLimits, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 MakeAutoscale = Callable[..., AutoscaleConfig]
@@ -269,3 +269,13 @@ def test_a_bound_that_moves_the_ratio_is_named_and_one_that_holds_it_says_nothin
     assert before > 2.0
     assert reasons[0].startswith(f"pd_ratio {before:.3g} -> 2: the bounds and the budget of the pools do not allow")
     assert not any("pd_ratio" in reason for reason in reasons[1:])
+
+
+def test_observed_steps_are_shown_beside_the_ratio_and_their_drift_is_named(
+    make_auto: MakeAutoscale, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_auto(), make_snapshot)
+    ticks.state = replace(ticks.state, steps=((999.0, DecodeStep(batch=8.0, context_tokens=100.0, seconds=0.084)),))
+    decision = ticks.tick().decision
+    assert {each.name: each.value for each in decision.shown}["decode_step_factor"] == pytest.approx(3.0)
+    assert "decode steps take 3.00 times as long as the profile" in decision.reason

@@ -15,7 +15,7 @@ from autoscale.engines.profile import EngineProfile
 from autoscale.policies.dopd import Dopd, DopdConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, PoolKey, Snapshot, Traffic
+from autoscale.types import ControllerState, Decision, DecodeStep, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.load_forecasts import forecast_of
 
@@ -121,6 +121,25 @@ def test_the_forecast_means_scale_the_observed_distribution(
         decision = ticks.at(at_s, mixed, forecast=forecast_of(10.0, 45.0, 20.0))
     assert decision.wanted is not None
     assert decision.wanted[P] == pytest.approx(10 * (0.75 * 0.015 + 0.25 * 0.275) / 0.9)
+
+
+def test_observed_steps_and_cached_prompts_change_the_plan(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    def planned(traffic: Traffic, state: ControllerState) -> Decision:
+        ticks = Ticks(make_policy(), make_snapshot)
+        ticks.state = replace(ticks.state, steps=state.steps)
+        ticks.at(1000.0, traffic)
+        return ticks.at(1010.0, traffic)
+
+    plain = planned(CHAT, ControllerState()).wanted
+    cached = planned(replace(CHAT, cached_frac=0.5), ControllerState()).wanted
+    slow = DecodeStep(batch=8.0, context_tokens=100.0, seconds=1.5 * 0.028)
+    drifted = planned(CHAT, ControllerState(steps=((999.0, slow),)))
+    assert plain is not None and cached is not None and drifted.wanted is not None
+    assert cached[P] < plain[P] and cached[D] == plain[D]
+    assert drifted.wanted[D] == pytest.approx(1.5 * plain[D]) and drifted.wanted[P] == pytest.approx(plain[P])
+    assert "decode steps take 1.50 times as long" in drifted.reason
 
 
 def test_a_slow_link_needs_more_decode_replicas(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from autoscale.engines.lengths import Lengths
 from autoscale.engines.optimal_ratio import optimal_ratio
@@ -77,6 +78,14 @@ def test_observed_steps_and_links_replace_those_of_the_profile(engines: EnginesC
     assert slower.prefill_per_decode == pytest.approx(plain.prefill_per_decode / 2)
     narrow = ControllerState(links={"g0": ((1.0, 0.45e6),)})  # 90 kB take 0.2 s
     assert ratio_of_sums(sums, engines, narrow, 0.05).prefill_per_decode == pytest.approx(5 * 0.1)
+
+
+def test_profiles_of_two_models_or_kinds_of_kv_are_refused(make_profile: MakeProfile) -> None:
+    with pytest.raises(ValidationError, match="give profiles of one model"):
+        EnginesConfig(prefill=make_profile(), decode=make_profile(model="another"))
+    wide = {**FAST_LINK, "kv_bytes_per_token": 2000}
+    with pytest.raises(ValidationError, match="KV of another type cannot be handed over"):
+        EnginesConfig(prefill=make_profile(handoff=FAST_LINK), decode=make_profile(handoff=wide))
 
 
 def test_observed_lengths_have_the_means_of_the_offered_requests() -> None:

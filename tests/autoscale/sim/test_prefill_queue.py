@@ -8,12 +8,15 @@ import pytest
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.report import RequestRecord
+from autoscale.sim.clock import Clock
 from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.journey import Journey
+from autoscale.sim.prefill_queue import VirtualPrefillQueue
 from autoscale.slo import SloConfig
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
-from router.config import RouterConfig
+from router.config import PrefillQueueConfig, RouterConfig
 
 MakeProfile = Callable[..., EngineProfile]
 P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
@@ -65,6 +68,21 @@ def test_with_edf_a_short_prompt_overtakes_long_ones_that_came_before(make_profi
         ends_s = [end_s for end_s in prefilled_s if end_s is not None]
         place[strategy] = sum(end_s < ends_s[-1] for end_s in ends_s)
     assert place["edf"] <= 4 < 7 <= place["fcfs"]  # with EDF, after those of the first four that are not done yet
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_prompt_goes_where_its_beginning_is_cached(strategy: str) -> None:
+    clock, bound = Clock(lambda request: None), list[tuple[str, str]]()
+    config = PrefillQueueConfig.model_validate({"strategy": strategy})
+    queue = VirtualPrefillQueue(
+        config, SloConfig(), clock, on_bind=lambda journey, name: bound.append((journey.name, name)), on_leave=id
+    )
+    queue.route(["a", "b"])
+    for number, holder in enumerate("bab"):
+        journey = Journey(number=number, request=requests(1000)[0], block_hashes=())
+        queue.add(journey, {holder: 900})
+        assert bound[-1] == (str(number), holder)
+        assert journey.expected_tokens[Role.PREFILL] == 900
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -142,6 +142,14 @@ async def test_decode_computes_a_prompt_whose_kv_would_have_no_room(queue: Any) 
     assert count.get() == before + 1
 
 
+async def test_a_prompt_larger_than_the_kv_of_decode_keeps_no_other_waiting(queue: Any) -> None:
+    generate = decode(Client(), Prefill())
+    await places(generate)
+    credit = generate._places.credit
+    assert not await asyncio.wait_for(credit("too long", KV_TOKENS + 1), timeout=5.0)
+    assert await asyncio.wait_for(credit("short", KV_TOKENS), timeout=5.0)
+
+
 async def test_a_prompt_that_gets_no_place_in_time_is_computed_by_decode(queue: Any) -> None:
     client, prefill = Client(), Prefill()
     generate = decode(client, prefill)

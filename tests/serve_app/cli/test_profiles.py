@@ -57,6 +57,22 @@ def test_what_is_missing_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("100,20,4,0.1,", "no point has a tpot_s, and TPOT is what --check judges: add the column"),
+        ("100,20,4,0.1,0.02\n100000000,20,4,,0.02", "line 3: 100000020 tokens do not fit the engine's KV"),
+    ],
+)
+def test_points_that_cannot_be_judged_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: str, message: str
+) -> None:
+    points = tmp_path / "points.csv"
+    points.write_text(f"input_tokens,output_tokens,concurrency,ttft_s,tpot_s\n{rows}\n")
+    assert run(monkeypatch, str(TP4), "--check", str(points)) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_two_different_engines_make_two_files() -> None:
     tp2, tp4 = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp2.json"), EngineProfile.load(TP4)
     assert _files(Path("a/b.json"), {Role.PREFILL: tp2, Role.DECODE: tp2}) == {Path("a/b.json"): tp2}

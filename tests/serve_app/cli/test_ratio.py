@@ -104,6 +104,15 @@ def test_engines_without_a_gpu_are_counted_too(monkeypatch: pytest.MonkeyPatch, 
             (*TABLE_1, "--input-tokens", "0", "--output-tokens", "9", "--gpus", "8"),
             "--input-tokens 0: give a number of tokens, 1 or more",
         ),
+        (
+            (*TABLE_1, "--input-tokens", "9", "--output-tokens", "0.5", "--gpus", "8"),
+            "--output-tokens 0.5: give a number of tokens, 1 or more",
+        ),
+        ((*TABLE_1, *FIXED, "--gpus", "8.5"), "--gpus H100=8.5: give a whole number of GPUs"),
+        (
+            (*TABLE_1, *FIXED, "--gpus", "8", "--longest-input-tokens", "10"),
+            "--longest-input-tokens 10: the longest of the given prompts has 1000 tokens: give at least that",
+        ),
         ((*TABLE_1, *FIXED, "--gpus", "2"), "no prefill and decode replica fit 2 H100: give more GPUs"),
         ((*TABLE_1, *FIXED, "--gpus", "H200=8"), "--gpus H200=8: no profile has the type H200, they have H100"),
         (
