@@ -1,8 +1,6 @@
 """``tandem profile --from-operators``: a profile from the times of operators, without an engine."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.operators.costs import SourceKind
@@ -13,7 +11,8 @@ from autoscale.operators.kinds import Pass
 from autoscale.operators.step_times import EngineSettings, StepTimes
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
-from serve_app.checks.yaml_checks import ConfigError, config_errors
+from serve_app.checks.yaml_checks import config_errors
+from serve_app.cli.operator_model import model_config
 from serve_app.cli.terminal import console, figures_table
 from serve_app.local.shipped import shipped
 from serve_app.output import write_file
@@ -37,7 +36,7 @@ def write_operator_profile(
     Raises:
         ConfigError: the model, its config or the GPU is not known, the model does not fit, or a file cannot be written.
     """
-    graph = operator_graph(_config(model), OperatorPrecision(weights=dtypes[0], kv=dtypes[1]))
+    graph = operator_graph(model_config(model), OperatorPrecision(weights=dtypes[0], kv=dtypes[1]))
     gpu = gpu_named(gpu_name)
     times = OperatorTimes(gpu, load_operator_tables(tables or shipped(f"operators/tables/{gpu.name}")))
     profile = engine_profile(name or out.stem, model, graph, times, settings)
@@ -48,28 +47,6 @@ def write_operator_profile(
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _config(model: str) -> dict[str, Any]:
-    """The config.json of a model."""
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    elif not path.exists() and "/" not in model and not model.endswith(".json"):
-        folder = shipped("operators/models")
-        path = folder / f"{model.lower()}.json"
-        if not path.exists():
-            names = ", ".join(sorted(each.stem for each in folder.glob("*.json")))
-            raise ConfigError(f"model {model!r} is not known: give a config.json, or one of {names}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: expected the fields of a config.json, got {type(config).__name__}")
-    return config
 
 
 def _show(profile: EngineProfile, steps: StepTimes, settings: EngineSettings) -> None:

@@ -20,6 +20,7 @@ from autoscale.engines.profile import EngineProfile
 from autoscale.engines.replica_counts import Fleet, fleet_of_means, fleets_for_load, fleets_in_gpus
 from autoscale.traces.trace import load_trace
 from serve_app.checks.yaml_checks import config_errors
+from serve_app.cli.numbers import above_0
 from serve_app.cli.ratio_view import Answer, as_document, counts_text, show
 from serve_app.cli.sim_inputs import json_text
 from serve_app.output import write_file
@@ -68,7 +69,7 @@ def ratio(
     check_alike([*engines[0], *engines[1]])
     prices = _by_type("--cost", cost, engines) if cost else {}
     room = _by_type("--gpus", gpus, engines) if gpus else {}
-    answer = _answer(engines, need, _above_0("--requests-per-s", requests_per_s), room, prices)
+    answer = _answer(engines, need, above_0("--requests-per-s", requests_per_s), room, prices)
     show(answer, has_prices=bool(prices))
     write_file(json_out, json_text(as_document(answer)), "--json")
 
@@ -129,12 +130,6 @@ def _longest(given: float | None, lengths: Lengths) -> float:
             f"{lengths.longest_input_tokens:.0f} tokens: give at least that"
         )
     return given
-
-
-def _above_0(option: str, value: float | None) -> float | None:
-    if value is not None and not 0.0 < value < math.inf:
-        raise ValueError(f"{option} {value:g}: give a number above 0")
-    return value
 
 
 def _by_type(

@@ -11,6 +11,8 @@ from tests.router.test_ray_health import Handle, until
 pytestmark = pytest.mark.ray
 
 TWO = frozenset({"p0", "p1"})
+# No other test in this process routes to a pool of this name, so the feeds know no replicas by themselves.
+POOL = "prefill:test_ray_prefill_queue"
 
 
 def made_queue(strategy: str = "fcfs") -> Any:
@@ -57,7 +59,7 @@ def _queue(announced: list[Any]) -> Any:
 async def feed(announced: list[Any], caller: str = "d0") -> Any:
     from router.ray_prefill_queue import QueueFeed
 
-    one = QueueFeed("app", "prefill:g0", caller)
+    one = QueueFeed("app", POOL, caller)
     one.start()
     await until(lambda: one._queue is not None)
     return one
