@@ -63,7 +63,7 @@ def points(assumptions: Assumptions) -> Table:
         (Phase.DECODE, 5000.0, 0.08, 2048, 256),
         (Phase.DECODE, 50_000.0, 0.08, 2048, 256),
     ):
-        for name in ("model", "greedy", "search"):
+        for name in ("model", "paper_greedy", "greedy", "search"):
             costs = model_costs(
                 "llama-3.1-70b", _GPU.name, phase
             )  # fresh ones: they keep the times that they were asked
@@ -81,7 +81,9 @@ def points(assumptions: Assumptions) -> Table:
     return table
 
 
-def days(assumptions: Assumptions, seed: int, planners: Sequence[str] = ("model", "greedy", "search")) -> Table:
+def days(
+    assumptions: Assumptions, seed: int, planners: Sequence[str] = ("model", "paper_greedy", "greedy", "search")
+) -> Table:
     """A day of 8,640 windows by planner."""
     trace = day(seed)
     demands = prefill_demands(trace, 10.0)

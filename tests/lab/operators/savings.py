@@ -91,7 +91,7 @@ def plans(
     shares = load_shares(SM_SHARES) if has_shares else None
     table = option_table(costs, demand=demand, phase=point.phase, gpu=gpu_named(gpu), limits=limits, shares=shares)
     found: dict[str, Plan | None] = {}
-    for name in ("model", "greedy", "search"):
+    for name in ("model", "paper_greedy", "greedy", "search"):
         try:
             found[name] = PLANNERS[name](table, assumptions)
         except PlanError:
@@ -121,7 +121,7 @@ def main(
     costs = {phase: model_costs(model, gpu, phase) for phase in Phase}
     for name, assumptions in assumptions_by_name().items():
         table = Table(title=f"{model} on {gpu}, {name}. Saved against model level: GPUs, memory, energy")
-        for column in ("phase", "rate", "tokens", "model GPUs", "greedy", "search"):
+        for column in ("phase", "rate", "tokens", "model GPUs", "paper greedy", "greedy", "search"):
             table.add_column(column)
         for point in points():
             found = plans(costs[point.phase], point, gpu, assumptions, has_shares=name == _MPS)
@@ -131,6 +131,7 @@ def main(
                 f"{point.passes_per_s:g}",
                 str(point.length_tokens),
                 str(base.gpus) if base else "no plan",
+                _saved(found["paper_greedy"], base, gpu),
                 _saved(found["greedy"], base, gpu),
                 _saved(found["search"], base, gpu),
             )
