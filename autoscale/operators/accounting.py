@@ -58,10 +58,11 @@ def shared_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) ->
     if np.any((seen >= 1.0) & (loads.busy > _IDLE)):
         return _no_time(operators)
     servers, weighted = np.zeros(operators, dtype=np.int64), np.zeros(operators)
-    for place, busy in zip(loads.places, loads.busy_fracs, strict=True):
+    rows = seen.tolist()
+    for place, busy in zip(loads.places, loads.busy_fracs.tolist(), strict=True):
         if busy > _IDLE:
             servers[place.operator] += place.count
-            highest = max(seen[slot, place.operator] for slot in place.slots)
+            highest = max(rows[slot][place.operator] for slot in place.slots)
             weighted[place.operator] += place.count * busy * highest
     is_used = works > _IDLE
     mean = np.where(is_used, weighted / np.where(is_used, works, 1.0), 0.0)

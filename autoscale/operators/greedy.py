@@ -21,7 +21,7 @@ MOST_GPUS = 1 << 16
 
 
 def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
-    """The plan with the fewest GPUs, then with the least weights, of all sizings of ``joint_sizings``.
+    """The plan with the fewest GPUs, then with the lowest latency, of all sizings of ``joint_sizings``.
 
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
@@ -43,11 +43,11 @@ def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
                 best = plan
     if best is None:
         raise MemoryTooSmallError(f"no layout on {table.gpu.name} GPUs holds all operators and their requests")
-    return best
+    return without_spare_replicas(best, assumptions)
 
 
 def _cost(plan: Plan) -> tuple[int, float]:
-    return plan.gpus, plan.weight_bytes
+    return plan.gpus, plan.evaluation.latency_s
 
 
 def _placed(table: OptionTable, sizing: JointSizing, assumptions: Assumptions, most_gpus: int) -> Plan | None:
@@ -60,7 +60,7 @@ def _placed(table: OptionTable, sizing: JointSizing, assumptions: Assumptions, m
             if judged.meets(table.demand.slo_s)
         ]
         if plans:
-            return without_spare_replicas(min(plans, key=lambda plan: plan.evaluation.latency_s), assumptions)
+            return min(plans, key=_cost)
     return None
 
 

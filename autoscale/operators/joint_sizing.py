@@ -13,8 +13,8 @@ replicas of all operators change together. The steps are those of Algorithm 1:
 An operator v with R_v = GPUs / P_v replicas takes T_v (1 + wait(R_v, rho)), where rho is the busy share of the GPUs.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,10 @@ _STEP_FRAC = 1 / 16
 _SEEDS = 4
 # Above any latency; the busy share is added, so that moves lead out of an overload.
 _OVERLOADED_S = 1e6
+# Sums of service times below this are rounding errors of a subtraction.
+_ROUNDING_S = 1e-12
+# Busy shares at which waits are computed once for each number of servers.
+_BUSY = np.concatenate([np.linspace(0.0, 0.95, 96), np.linspace(0.955, 0.9995, 90)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +49,10 @@ class JointSizing:
 def joint_sizings(table: OptionTable, assumptions: Assumptions, most_gpus: int) -> Iterator[JointSizing]:
     """Sizings that keep the objective by estimate, one for each first sizing; those with few GPUs first come first."""
     together = Together(table=table, assumptions=assumptions)
-    seeds = []
-    for choice in together.first_choices():
+    seeds: list[tuple[int, float, Choice]] = []
+    for bound, choice in sorted((together.least_by_work(choice), choice) for choice in together.first_choices()):
+        if len(seeds) >= _SEEDS and bound > sorted(seeds)[_SEEDS - 1][0]:
+            break
         gpus = together.least_gpus(choice, most_gpus)
         if gpus is not None:
             seeds.append((gpus, together.latency_s(choice, gpus), choice))
@@ -56,10 +62,14 @@ def joint_sizings(table: OptionTable, assumptions: Assumptions, most_gpus: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Estimates of T_total of all operators on common GPUs; options of all operators are in one row."""
+    """Estimates of T_total of all operators on common GPUs; options of all operators are in one row.
+
+    ``curves``: by servers, the waits on a grid, filled as they are asked for.
+    """
 
     table: OptionTable
     assumptions: Assumptions
+    curves: dict[int, Floats] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _first(self) -> list[int]:
@@ -116,31 +126,31 @@ class Together:
 
         An operator whose shape does not allow the size takes its largest one below it.
         """
-        batches = sorted(set.intersection(*({int(size) for size in one.batch} for one in self.table.operators)))
         yield tuple(int(np.where(least > 0, one.time_s, np.inf).argmin()) for one, least in self._options())
         for size in self._sizes.tolist():
-            for batch in batches:
-                picked = []
-                for one, least in self._options():
-                    fits = np.flatnonzero((one.batch == batch) & (one.parallel <= size) & (least > 0))
-                    if len(fits):
-                        picked.append(int(fits[one.parallel[fits].argmax()]))
-                if len(picked) == len(self.table.operators):
-                    yield tuple(picked)
+            options = [_by_batch(one, least, size) for one, least in self._options()]
+            for batch in sorted(set.intersection(*(set(each) for each in options))):
+                yield tuple(each[batch] for each in options)
 
     def latency_s(self, choice: Choice, gpus: int) -> float:
         """T_total of a choice on ``gpus`` GPUs; above ``_OVERLOADED_S`` if they have no time for it."""
         at = self._at(choice)
         fill = self._fill_s(self._batch[at].max(initial=1))
-        return float(self._total_s(self._by_size[at].sum(axis=0)[None, :], self._work[at].sum()[None], gpus)[0] + fill)
+        by_size, work = self._by_size[at].sum(axis=0)[None, :], self._work[at].sum()[None]
+        return float(self._total_s(by_size, work, gpus, self.assumptions.wait)[0] + fill)
+
+    def least_by_work(self, choice: Choice) -> int:
+        """GPUs below which a choice has no time or no memory."""
+        at = self._at(choice)
+        return max(1, int(self._least_gpus[at].max()), int(self._work[at].sum()))
 
     def least_gpus(self, choice: Choice, most: int) -> int | None:
         """The fewest GPUs on which a choice keeps the objective; None: ``most`` are too few."""
         at, slo_s = self._at(choice), self.table.demand.slo_s
         if float(self._time_s[at].sum() + self._fill_s(self._batch[at].max())) > slo_s:
             return None
-        low = max(int(self._least_gpus[at].max()), int(self._work[at].sum())) - 1
-        high = low + 1
+        high = self.least_by_work(choice)
+        low = high - 1
         while high <= most and self.latency_s(choice, high) > slo_s:
             low, high = high, high + max(1, high // 4)
         if high > most:
@@ -176,7 +186,9 @@ class Together:
                 return None
             owner = int(self._owner[best])
             choice = (*choice[:owner], best - self._first[owner], *choice[owner + 1 :])
-            latency = float(moved[best])
+            before, latency = latency, self.latency_s(choice, gpus)
+            if not latency < before:  # the move was better on the grid alone
+                return None
         return choice
 
     def _at(self, choice: Choice) -> Ints:
@@ -194,23 +206,37 @@ class Together:
         fills = self._fill_s(np.maximum(others[self._owner], self._batch))
         usable = (self._least_gpus > 0) & (self._least_gpus <= gpus)
         moved = np.full(len(self._owner), np.inf)
-        moved[usable] = fills[usable] + self._total_s(by_size[usable], work[usable], gpus)
+        moved[usable] = fills[usable] + self._total_s(by_size[usable], work[usable], gpus, self._wait_on_grid)
         return moved
 
-    def _total_s(self, by_size: Floats, work: Floats, gpus: int) -> Floats:
+    def _wait_on_grid(self, servers: int, busy: Floats) -> Floats:
+        """The wait rule between points of a grid: wait x (1 - rho) is smooth up to rho = 1."""
+        if servers not in self.curves:
+            self.curves[servers] = self.assumptions.wait(servers, _BUSY) * (1.0 - _BUSY)
+        waits: Floats = np.interp(busy, _BUSY, self.curves[servers]) / (1.0 - busy)
+        return waits
+
+    def _total_s(self, by_size: Floats, work: Floats, gpus: int, wait: Callable[[int, Floats], Floats]) -> Floats:
         """Services and waits; rows are choices. ``by_size``: the sum of T_v by parallel size."""
         busy = work / gpus
         has_time = busy < 1.0
         total: Floats = by_size.sum(axis=1) + np.where(has_time, 0.0, _OVERLOADED_S * busy)
         for place, size in enumerate(self._sizes.tolist()):
-            if not by_size[:, place].any():
+            own_s = by_size[:, place]
+            if not own_s.any():
                 continue
             if size > gpus:
-                total = np.where(by_size[:, place] > 0.0, np.inf, total)
-                continue
-            waits = self.assumptions.wait(gpus // size, np.where(has_time, busy, 0.0))
-            total = total + by_size[:, place] * waits
+                total = np.where(own_s > _ROUNDING_S, np.inf, total)
+            else:
+                total = total + own_s * wait(gpus // size, np.where(has_time, busy, 0.0))
         return total
+
+
+def _by_batch(one: OperatorOptions, least: Ints, size: int) -> dict[int, int]:
+    """By batch, the option that fits into memory with the largest parallel size up to ``size``."""
+    fits = np.flatnonzero((one.parallel <= size) & (least > 0))
+    batches = one.batch.tolist()
+    return {batches[at]: at for at in fits[np.argsort(one.parallel[fits], kind="stable")].tolist()}
 
 
 def load_frac(table: OptionTable, assumptions: Assumptions) -> float:

@@ -28,10 +28,10 @@ def erlang_b(servers: ArrayLike, load: ArrayLike) -> Floats:
         raise ValueError(f"a load is {loads[~(loads >= 0.0)].flat[0]} Erlang: give 0 or more")
     blocked = np.empty(loads.shape)
     with np.errstate(divide="ignore", over="ignore"):
-        for count in np.unique(counts):
+        for count in set(counts.ravel().tolist()):
             at = counts == count
-            terms = np.cumprod(np.arange(count, 0, -1) / loads[at][:, None], axis=1)
-            blocked[at] = 1.0 / (1.0 + terms.sum(axis=1))
+            steps = np.arange(count, 0, -1)
+            blocked[at] = 1.0 / (1.0 + np.cumprod(steps / loads[at][:, None], axis=1).sum(axis=1))
     return blocked
 
 

@@ -6,6 +6,10 @@ from autoscale.operators.evaluation import Assumptions, Evaluation, evaluate
 from autoscale.operators.layout import Layout, Unit, merged
 from autoscale.operators.plan import Plan
 
+# Operators with a smaller share of the model's weights stay on all units: norms, and others without a product. Their
+# replicas would hardly save memory, and plans would have more different GPUs.
+_LEAST_FRAC = 0.005
+
 
 def without_spare_replicas(plan: Plan, assumptions: Assumptions) -> Plan:
     """The plan with as few replicas of each operator as its GPUs and the objective allow, largest weights first.
@@ -15,9 +19,11 @@ def without_spare_replicas(plan: Plan, assumptions: Assumptions) -> Plan:
     table, layout = plan.table, plan.layout
     judged = plan.evaluation
     order = sorted(range(len(table.operators)), key=lambda place: -table.operators[place].weight_bytes)
+    least_bytes = _LEAST_FRAC * sum(one.weight_bytes for one in table.operators)
     for operator in order:
-        if not table.operators[operator].weight_bytes:
-            continue
+        if table.operators[operator].weight_bytes <= least_bytes:
+            break
+        least = int(table.least_replicas[operator][plan.choice[operator]])
         total = sum(unit.count for unit in layout.units if any(one.operator == operator for one in unit.replicas))
 
         def kept(count: int, operator: int = operator, layout: Layout = layout) -> tuple[Layout, Evaluation] | None:
@@ -28,7 +34,8 @@ def without_spare_replicas(plan: Plan, assumptions: Assumptions) -> Plan:
                     return fewer, end
             return None
 
-        low, high, best = 0, total, None
+        most_a_unit = max(sum(one.operator == operator for one in unit.replicas) for unit in layout.units)
+        low, high, best = (least - 1) // most_a_unit, total, None
         while high - low > 1:
             middle = (low + high) // 2
             end = kept(middle)
