@@ -76,6 +76,11 @@ def paper_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> 
     return own_queue_delays(loads, taken, works, rule)
 
 
+def one_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> Delays:
+    """M/M/R of whole passes: GPUs that host the same operators and serve one batch at a time, as model instances do."""
+    return shared_delays(loads, np.ones_like(taken), works, rule)
+
+
 def own_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> Delays:
     """Waits of the operators' own queues, with services longer by I(d, v). A GPU may be planned beyond its time."""
     operators = len(works)
@@ -105,6 +110,11 @@ def own_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule)
 def _no_time(operators: int) -> Delays:
     return Delays(stretch=np.ones(operators), wait_multiples=np.full(operators, np.inf))
 
+
+# The paper gives no limit to the busy share of the operators on one GPU, so a GPU may do the work of several.
+AS_PRINTED = Accounting(name="as printed", spread=even_loads, delays=own_queue_delays, counts_twins=True)
+# What a model instance is judged by where operators have queues of their own.
+ONE_QUEUE = Accounting(name="one queue", spread=balanced_loads, delays=one_queue_delays, counts_twins=False)
 
 ACCOUNTINGS: Mapping[str, Accounting] = MappingProxyType(
     {

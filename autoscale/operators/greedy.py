@@ -21,6 +21,11 @@ MOST_GPUS = 1 << 16
 
 
 def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
+    """``fewest_gpus``, without the replicas that the objective does not need; raises as it."""
+    return without_spare_replicas(fewest_gpus(table, assumptions), assumptions)
+
+
+def fewest_gpus(table: OptionTable, assumptions: Assumptions) -> Plan:
     """The plan with the fewest GPUs, then with the lowest latency, of all sizings of ``joint_sizings``.
 
     Raises:
@@ -43,7 +48,7 @@ def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
                 best = plan
     if best is None:
         raise MemoryTooSmallError(f"no layout on {table.gpu.name} GPUs holds all operators and their requests")
-    return without_spare_replicas(best, assumptions)
+    return best
 
 
 def _cost(plan: Plan) -> tuple[int, float]:

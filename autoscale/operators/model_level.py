@@ -1,7 +1,8 @@
 """The model-level baseline (section 4.2.3): all operators share batch, replicas and parallelism, and no GPU (pure)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autoscale.operators.accounting import ONE_QUEUE
 from autoscale.operators.demand import MemoryTooSmallError, PlanError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
 from autoscale.operators.latency import path_s
@@ -34,6 +35,7 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
         PlanError: no number of instances meets the objective.
     """
     check_slo(table, table.demand.slo_s)
+    assumptions = of_instances(assumptions)
     shapes = _shapes(table)
     found: list[tuple[int, float, Layout, Choice, Evaluation]] = []
     fits = False
@@ -59,6 +61,14 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
         raise PlanError(f"no number of model instances meets {table.demand.slo_s:.4g} s")
     _, _, layout, choice, judged = found[0]
     return Plan(table=table, choice=choice, layout=layout, evaluation=judged, planner="model")
+
+
+def of_instances(assumptions: Assumptions) -> Assumptions:
+    """What model instances are judged by: an instance serves one batch at a time, so it has one queue for whole passes.
+
+    Where operators share the time of their GPUs, that is what their accounting gives already, but for contention.
+    """
+    return replace(assumptions, accounting=ONE_QUEUE) if assumptions.accounting.counts_twins else assumptions
 
 
 def instances(table: OptionTable, choice: Choice, parallel: int, count: int) -> Layout:
@@ -106,18 +116,11 @@ def _holds_weights(table: OptionTable, shape: _Shape) -> bool:
 
 
 def _least_by_work(table: OptionTable, shape: _Shape, assumptions: Assumptions) -> int:
-    """A number of instances below which no GPU time is left, whatever the objective; one that is too low is no fault.
-
-    Where operators have queues of their own, only the one with the most work counts.
-    """
+    """A number of instances below which no GPU time is left, whatever the objective; it may be too low."""
     picked = list(zip(table.operators, shape.choice, strict=True))
-    rate = table.demand.passes_per_s
-    # An operator with a smaller size has a copy on each part of the instance's GPUs.
-    works = [rate * float(one.gpu_s[option]) / shape.parallel for one, option in picked]
-    if assumptions.accounting.counts_twins:
-        return max(1, int(max(works)))
+    work = table.demand.passes_per_s * sum(float(one.gpu_s[option]) for one, option in picked) / shape.parallel
     taken = assumptions.contention.taken_fracs([one.activities[option] for one, option in picked])
-    return max(1, int(sum(works) * min(1.0, float(taken.min()))))
+    return max(1, int(work * min(1.0, float(taken.min()))))
 
 
 def _least_instances(

@@ -5,7 +5,7 @@ did not know. This search starts from the GPUs instead. For a number of GPUs and
 the latency of an operator is T_v (1 + wait(R_v, rho)) with as many replicas as there is room for, so operators only
 compete for GPU time. A price on GPU time (a Lagrange multiplier) makes the best option of each operator a choice of its
 own: the least of latency + price x GPU-seconds. A few busy shares and prices give a few choices, each judged by
-``evaluate``. The number of GPUs is found by doubling and halving, below that of the model-level plan, which is taken if
+``evaluate``. The number of GPUs is found by doubling and halving, below that of the greedy plan, which is taken if
 nothing better is found. At the end, replicas that the objective does not need are removed, the largest weights first,
 which saves memory.
 """
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from autoscale.operators.demand import MemoryTooSmallError, PlanError, TooFewGpusError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
+from autoscale.operators.greedy import fewest_gpus
 from autoscale.operators.joint_sizing import load_frac
 from autoscale.operators.layout import Layout
-from autoscale.operators.model_level import plan_model_level
 from autoscale.operators.options import OptionTable
 from autoscale.operators.packing import full_layouts
 from autoscale.operators.plan import Plan
@@ -67,10 +67,13 @@ def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int 
         return found[gpus]
 
     known: Plan | None = None
-    with suppress(PlanError):  # an instance may be too large for its GPUs where operators are not
-        known = plan_model_level(table, assumptions)
+    with suppress(PlanError):  # greedy starts from one batch and one parallel size, which may not be possible
+        known = fewest_gpus(table, assumptions)
     last = most_gpus if known is None else min(most_gpus, known.gpus - 1)
-    high = _first_true(lambda gpus: at(gpus) is not None, first, last)
+    if known is None:
+        high = _first_true(lambda gpus: at(gpus) is not None, first, last)
+    else:  # most often one GPU less than greedy's is too few already
+        high = _first_true_down(lambda gpus: at(gpus) is not None, first, last)
     plan = at(high) if high is not None else known
     if plan is not None and plan.gpus > most_gpus:
         plan = None
@@ -105,6 +108,20 @@ def _first_true(holds: Callable[[int], bool], first: int, last: int) -> int | No
         if high == last:
             return None
         low, high, step = high, min(last, high + step), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _first_true_down(holds: Callable[[int], bool], first: int, last: int) -> int | None:
+    """As ``_first_true``, where it is expected near ``last``."""
+    if last < first or not holds(last):
+        return None
+    step, low, high = 1, last - 1, last
+    while low >= first and holds(low):
+        high, low, step = low, low - 2 * step, 2 * step
+    low = max(low, first - 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
