@@ -17,6 +17,7 @@ from autoscale.operators.paper_greedy import plan_apart, plan_paper_greedy
 from autoscale.operators.plan import Plan
 from autoscale.operators.search import plan_search
 from autoscale.operators.sm_shares import SmShares
+from autoscale.operators.steady import plan_steady
 
 PlanFunction = Callable[[OptionTable, Assumptions], Plan]
 PLANNERS: Mapping[str, PlanFunction] = MappingProxyType(
@@ -25,6 +26,7 @@ PLANNERS: Mapping[str, PlanFunction] = MappingProxyType(
         "paper_greedy": plan_paper_greedy,
         "greedy": plan_greedy,
         "search": plan_search,
+        "steady": plan_steady,
         "apart": plan_apart,
     }
 )

@@ -45,7 +45,13 @@ _JUDGED = 16
 
 
 def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int = MOST_GPUS) -> Plan:
-    """The fewest GPUs that this search finds, and on them few replicas.
+    """``fewest_searched_gpus``, without the replicas that the objective does not need; raises as it."""
+    plan = fewest_searched_gpus(table, assumptions, most_gpus=most_gpus)
+    return without_spare_replicas(plan, assumptions)
+
+
+def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_gpus: int = MOST_GPUS) -> Plan:
+    """The fewest GPUs that this search finds, with as many replicas as they hold.
 
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
@@ -81,7 +87,7 @@ def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int 
         if next(full_layouts(table, _smallest(table), most_gpus), None) is None:
             raise MemoryTooSmallError(f"{most_gpus} {table.gpu.name} GPUs do not hold the weights of all operators")
         raise TooFewGpusError(f"{most_gpus} GPUs do not keep {table.demand.slo_s:.4g} s at {rate:.4g} passes/s")
-    return replace(without_spare_replicas(plan, assumptions), planner="search")
+    return replace(plan, planner="search")
 
 
 def best_on(table: OptionTable, assumptions: Assumptions, gpus: int) -> Plan | None:
