@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -119,6 +119,9 @@ operators-truth: setup ## Hold profiles from operators alone against engines mea
 
 reproduce: setup ## Compare the papers' claims with the results of this code (about 4 minutes)
 	@$(VENV)/python -m tests.lab.truth.reproduce
+
+reproduce-operators: setup ## The paper on single operators beside our results, under two readings (about 5 minutes); TRACES=folder for full traces, ARGS='--only figures'
+	@$(VENV)/python -m tests.lab.operators.reproduce $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours); ARGS='--policy dopd' compares fewer
 	@$(VENV)/python -m tests.lab.truth.quality $(TRACES) $(ARGS)

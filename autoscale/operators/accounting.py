@@ -58,10 +58,11 @@ def shared_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) ->
     if np.any((seen >= 1.0) & (loads.busy > _IDLE)):
         return _no_time(operators)
     servers, weighted = np.zeros(operators, dtype=np.int64), np.zeros(operators)
-    for place, busy in zip(loads.places, loads.busy_fracs, strict=True):
+    rows = seen.tolist()
+    for place, busy in zip(loads.places, loads.busy_fracs.tolist(), strict=True):
         if busy > _IDLE:
             servers[place.operator] += place.count
-            highest = max(seen[slot, place.operator] for slot in place.slots)
+            highest = max(rows[slot][place.operator] for slot in place.slots)
             weighted[place.operator] += place.count * busy * highest
     is_used = works > _IDLE
     mean = np.where(is_used, weighted / np.where(is_used, works, 1.0), 0.0)
@@ -73,6 +74,11 @@ def paper_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> 
     if np.any(loads.busy.sum(axis=1) >= 1.0):
         return _no_time(len(works))
     return own_queue_delays(loads, taken, works, rule)
+
+
+def one_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> Delays:
+    """M/M/R of whole passes: GPUs that host the same operators and serve one batch at a time, as model instances do."""
+    return shared_delays(loads, np.ones_like(taken), works, rule)
 
 
 def own_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule) -> Delays:
@@ -104,6 +110,11 @@ def own_queue_delays(loads: Loads, taken: Floats, works: Floats, rule: WaitRule)
 def _no_time(operators: int) -> Delays:
     return Delays(stretch=np.ones(operators), wait_multiples=np.full(operators, np.inf))
 
+
+# The paper gives no limit to the busy share of the operators on one GPU, so a GPU may do the work of several.
+AS_PRINTED = Accounting(name="as printed", spread=even_loads, delays=own_queue_delays, counts_twins=True)
+# What a model instance is judged by where operators have queues of their own.
+ONE_QUEUE = Accounting(name="one queue", spread=balanced_loads, delays=one_queue_delays, counts_twins=False)
 
 ACCOUNTINGS: Mapping[str, Accounting] = MappingProxyType(
     {

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 
 from autoscale.operators.costs import Phase
@@ -52,9 +53,14 @@ class Activity:
     @property
     def kind(self) -> Kind:
         """Its kind, from its name and its phase."""
-        if is_attention(self.name):
-            return Kind.PREFILL_ATTENTION if self.phase is Phase.PREFILL else Kind.DECODE_ATTENTION
-        return next((kind for part, kind in _NAME_PARTS.items() if part in self.name), Kind.PRODUCT)
+        return _kind(self.name, self.phase)
+
+
+@lru_cache(maxsize=1024)  # planners ask thousands of times for a few names
+def _kind(name: str, phase: Phase) -> Kind:
+    if is_attention(name):
+        return Kind.PREFILL_ATTENTION if phase is Phase.PREFILL else Kind.DECODE_ATTENTION
+    return next((kind for part, kind in _NAME_PARTS.items() if part in name), Kind.PRODUCT)
 
 
 def is_attention(name: str) -> bool:
@@ -67,6 +73,7 @@ def holds_kv(name: str) -> bool:
     return is_attention(name) and not name.startswith("vision")
 
 
+@lru_cache(maxsize=4096)
 def nearest_size(tokens: float, sizes: tuple[int, ...]) -> int:
     """The size of a table that is nearest to ``tokens`` by ratio."""
     return min(sizes, key=lambda size: abs(math.log(size / max(tokens, 1.0))))

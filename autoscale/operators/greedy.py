@@ -1,92 +1,77 @@
-"""The paper's planner: Algorithm 1, then Algorithm 2 (section 4.2; pure).
+"""The greedy planner: operators are sized together, and then get the GPUs that host all of them (pure).
 
-Algorithm 1 sizes as if no replica shared its GPUs, and stops as soon as the objective is met. So it leaves no time for
-the interference that Algorithm 2 then finds. The paper has a buffer epsilon below the objective, and gives it no value.
-Here Algorithm 1 runs at several smaller objectives. The text starts from the parallelism "inherited from the model's
-deployment": here both from the smallest one that can meet the objective, and without a bound. It starts from the
-batches with the least sojourn time, as line 5 says, and from those with the least GPU time, which in decode are larger.
-The plan with the fewest GPUs is taken.
+The printed pair of algorithms is ``plan_paper_greedy``. It first sizes each operator alone. Here ``joint_sizing`` sizes
+all of them on common GPUs, and ``full_layouts`` places them. At the end, replicas that the objective does not need are
+left out, the largest weights first, as Algorithm 1 does in lines 11 to 17.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Iterator
 
-from autoscale.operators.demand import PlanError
-from autoscale.operators.evaluation import Assumptions
-from autoscale.operators.latency import path_s
+from autoscale.operators.demand import MemoryTooSmallError, PlanError
+from autoscale.operators.evaluation import Assumptions, evaluate
+from autoscale.operators.joint_sizing import JointSizing, joint_sizings
 from autoscale.operators.options import OptionTable
-from autoscale.operators.placement import place, place_apart
+from autoscale.operators.packing import full_layouts
 from autoscale.operators.plan import Plan
-from autoscale.operators.sizing import Sizing, check_slo, size
-from autoscale.operators.sojourns import Queues, by_gpu_time, by_sojourn
+from autoscale.operators.sizing import check_slo
+from autoscale.operators.spare_replicas import without_spare_replicas
 
-# Objectives of Algorithm 1 as shares of the real one. 1 is the algorithm as printed.
-RESERVES = (1.0, 0.7, 0.4)
-# The least objective is this multiple of a pass that never waits: closer to it, replicas grow without bound.
-_LEAST_SLACK = 1.02
-_SEEDS = (by_sojourn, by_gpu_time)
+# Demands beyond this number of GPUs are a fault, not a plan.
+MOST_GPUS = 1 << 16
 
 
-def plan_greedy(table: OptionTable, assumptions: Assumptions, reserves: Sequence[float] = RESERVES) -> Plan:
-    """The plan with the fewest GPUs, then with the least weights, of Algorithms 1 and 2 at all ``reserves``.
+def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
+    """``fewest_gpus``, without the replicas that the objective does not need; raises as it."""
+    return without_spare_replicas(fewest_gpus(table, assumptions), assumptions)
+
+
+def fewest_gpus(table: OptionTable, assumptions: Assumptions) -> Plan:
+    """The plan with the fewest GPUs, then with the lowest latency, of all sizings of ``joint_sizings``.
 
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
-        PlanError: neither algorithm finds a plan.
+        MemoryTooSmallError: the operators do not fit into the GPUs that the objective needs.
+        PlanError: no number of GPUs keeps the objective.
     """
-    return _best(table, assumptions, reserves, place)
-
-
-def plan_apart(table: OptionTable, assumptions: Assumptions, reserves: Sequence[float] = RESERVES) -> Plan:
-    """As ``plan_greedy``, on GPUs that run no kernels side by side (``place_apart``)."""
-    return _best(table, assumptions, reserves, place_apart)
-
-
-def _best(
-    table: OptionTable,
-    assumptions: Assumptions,
-    reserves: Sequence[float],
-    place_replicas: Callable[[OptionTable, Sizing, Assumptions], Plan],
-) -> Plan:
-    slo_s = table.demand.slo_s
-    check_slo(table, slo_s)
-    plans: dict[Sizing, Plan] = {}
-    faults: list[PlanError] = []
-    queues = Queues(table=table, assumptions=assumptions)
-    for (most_parallel, bare_s), seed, reserve in product(_parallel_bounds(table), _SEEDS, reserves):
-        try:
-            target_s = max(reserve * slo_s, min(slo_s, _LEAST_SLACK * bare_s))
-            sizing = size(table, assumptions, target_s, most_parallel=most_parallel, queues=queues, seed=seed)
-        except PlanError as error:
-            faults.append(error)
-            continue
-        if sizing not in plans:
-            plans[sizing] = place_replicas(table, sizing, assumptions)
-    kept = [plan for plan in plans.values() if plan.evaluation.meets(slo_s)]
-    if not kept:
-        latencies = ", ".join(f"{plan.evaluation.latency_s:.4g} s" for plan in plans.values())
+    check_slo(table, table.demand.slo_s)
+    sizings = list(dict.fromkeys(joint_sizings(table, assumptions, MOST_GPUS)))
+    if not sizings:
         raise PlanError(
-            f"no placement keeps {slo_s:.4g} s at {table.demand.passes_per_s:.4g} passes/s: the fastest found have "
-            f"{latencies or 'no sizing'}"
-        ) from (faults[0] if faults else None)
-    return min(kept, key=lambda plan: (plan.gpus, plan.weight_bytes))
+            f"no number of GPUs keeps {table.demand.slo_s:.4g} s at {table.demand.passes_per_s:.4g} passes/s: "
+            f"raise the objective"
+        )
+    best: Plan | None = None
+    for sizing in sorted(sizings, key=lambda one: one.gpus):
+        if best is None or sizing.gpus <= best.gpus:
+            plan = _placed(table, sizing, assumptions, best.gpus if best else MOST_GPUS)
+            if plan is not None and (best is None or _cost(plan) < _cost(best)):
+                best = plan
+    if best is None:
+        raise MemoryTooSmallError(f"no layout on {table.gpu.name} GPUs holds all operators and their requests")
+    return best
 
 
-def _parallel_bounds(table: OptionTable) -> list[tuple[int, float]]:
-    """The smallest bound of the tensor parallel size that can meet the objective, and the largest size.
+def _cost(plan: Plan) -> tuple[int, float]:
+    return plan.gpus, plan.evaluation.latency_s
 
-    Each comes with the time of a pass that never waits within the bound, seconds.
-    """
-    sizes = sorted({int(size) for one in table.operators for size in one.parallel})
-    found: list[tuple[int, float]] = []
-    for bound in sizes:
-        fits = [
-            (least > 0) & (one.parallel <= bound)
-            for one, least in zip(table.operators, table.least_replicas, strict=True)
+
+def _placed(table: OptionTable, sizing: JointSizing, assumptions: Assumptions, most_gpus: int) -> Plan | None:
+    """The sizing on its GPUs, or on the next larger number that keeps the objective; None: ``most_gpus`` do not."""
+    for gpus in _counts(sizing.gpus, most_gpus):
+        plans = [
+            Plan(table=table, choice=sizing.choice, layout=layout, evaluation=judged, planner="greedy")
+            for layout in full_layouts(table, sizing.choice, gpus)
+            for judged in (evaluate(table, sizing.choice, layout, assumptions),)
+            if judged.meets(table.demand.slo_s)
         ]
-        if all(each.any() for each in fits):
-            times = [float(one.time_s[each].min()) for one, each in zip(table.operators, fits, strict=True)]
-            bare_s = path_s(table.names, table.edges, times)
-            if bare_s <= table.demand.slo_s:
-                found.append((bound, bare_s))
-    return list(dict.fromkeys([found[0], found[-1]])) if found else []
+        if plans:
+            return min(plans, key=_cost)
+    return None
+
+
+def _counts(first: int, most: int) -> Iterator[int]:
+    """Numbers of GPUs from ``first`` on, in steps of a thirty-second."""
+    gpus = first
+    while gpus <= most:
+        yield gpus
+        gpus += max(1, gpus // 32)

@@ -90,22 +90,29 @@ def balanced_loads(layout: Layout, works: Floats) -> Loads:
     operator, until loads hardly change). ``works`` is as in ``even_loads``.
     """
     places, counts = places_of(layout)
-    mine = [[index for index, place in enumerate(places) if place.operator == one] for one in range(len(works))]
+    mine: list[list[int]] = [[] for _ in works]
+    for index, place in enumerate(places):
+        mine[place.operator].append(index)
     shares = [0.0] * len(places)
     load = [0.0] * len(counts)
+    slots = [place.slots for place in places]
+    widths = [place.count for place in places]
     order = sorted(range(len(works)), key=lambda one: (len(mine[one]), -works[one]))
     for _ in range(_ROUNDS):
         most_change = 0.0
         for one in order:
             for index in mine[one]:
-                for slot in places[index].slots:
+                for slot in slots[index]:
                     load[slot] -= shares[index]
-            levels = [max(load[slot] for slot in places[index].slots) for index in mine[one]]
-            filled = _fill(levels, [places[index].count for index in mine[one]], float(works[one]))
+            levels = [
+                load[slots[index][0]] if len(slots[index]) == 1 else max(load[slot] for slot in slots[index])
+                for index in mine[one]
+            ]
+            filled = _fill(levels, [widths[index] for index in mine[one]], float(works[one]))
             for index, share in zip(mine[one], filled, strict=True):
                 most_change = max(most_change, abs(shares[index] - share))
                 shares[index] = share
-                for slot in places[index].slots:
+                for slot in slots[index]:
                     load[slot] += share
         if most_change < _SETTLED:
             break

@@ -1,7 +1,8 @@
 """The model-level baseline (section 4.2.3): all operators share batch, replicas and parallelism, and no GPU (pure)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autoscale.operators.accounting import ONE_QUEUE
 from autoscale.operators.demand import MemoryTooSmallError, PlanError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
 from autoscale.operators.latency import path_s
@@ -34,14 +35,18 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
         PlanError: no number of instances meets the objective.
     """
     check_slo(table, table.demand.slo_s)
+    assumptions = of_instances(assumptions)
     shapes = _shapes(table)
     found: list[tuple[int, float, Layout, Choice, Evaluation]] = []
     fits = False
-    for shape in shapes:
+    bounds = {shape: _least_by_work(table, shape, assumptions) for shape in shapes}
+    for shape in sorted(shapes, key=lambda shape: bounds[shape] * shape.parallel):
+        if found and bounds[shape] * shape.parallel > found[0][0]:
+            break
         if not _holds_weights(table, shape):
             continue
         fits = True
-        least = _least_instances(table, shape, assumptions, found[0][0] if found else None)
+        least = _least_instances(table, shape, assumptions, found[0][0] if found else None, bounds[shape])
         if least is not None:
             layout = instances(table, shape.choice, shape.parallel, least)
             judged = evaluate(table, shape.choice, layout, assumptions)
@@ -56,6 +61,14 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
         raise PlanError(f"no number of model instances meets {table.demand.slo_s:.4g} s")
     _, _, layout, choice, judged = found[0]
     return Plan(table=table, choice=choice, layout=layout, evaluation=judged, planner="model")
+
+
+def of_instances(assumptions: Assumptions) -> Assumptions:
+    """What model instances are judged by: an instance serves one batch at a time, so it has one queue for whole passes.
+
+    Where operators share the time of their GPUs, that is what their accounting gives already, but for contention.
+    """
+    return replace(assumptions, accounting=ONE_QUEUE) if assumptions.accounting.counts_twins else assumptions
 
 
 def instances(table: OptionTable, choice: Choice, parallel: int, count: int) -> Layout:
@@ -76,18 +89,19 @@ def _shapes(table: OptionTable) -> list[_Shape]:
     batches = sorted(set.intersection(*({int(size) for size in one.batch} for one in table.operators)))
     shapes = []
     for parallel in sizes:
+        options = [_options(one, parallel) for one in table.operators]
         for batch in batches:
-            choice = [_option(one, parallel, batch) for one in table.operators]
-            known = tuple(option for option in choice if option is not None)
-            if len(known) == len(choice):
-                shapes.append(_Shape(parallel=parallel, batch=batch, choice=known))
+            if all(batch in each for each in options):
+                choice = tuple(each[batch] for each in options)
+                shapes.append(_Shape(parallel=parallel, batch=batch, choice=choice))
     return shapes
 
 
-def _option(one: OperatorOptions, parallel: int, batch: int) -> int | None:
-    """The option with a batch and the largest size up to ``parallel``; None: there is none."""
-    options = [at for at in range(len(one.batch)) if one.batch[at] == batch and one.parallel[at] <= parallel]
-    return max(options, key=lambda at: int(one.parallel[at]), default=None)
+def _options(one: OperatorOptions, parallel: int) -> dict[int, int]:
+    """By batch, the option with the largest size up to ``parallel``."""
+    fits = [at for at, size in enumerate(one.parallel.tolist()) if size <= parallel]
+    batches = one.batch.tolist()
+    return {batches[at]: at for at in sorted(fits, key=lambda at: int(one.parallel[at]))}
 
 
 def _holds_weights(table: OptionTable, shape: _Shape) -> bool:
@@ -101,8 +115,18 @@ def _holds_weights(table: OptionTable, shape: _Shape) -> bool:
     return max(needs) <= table.memory_bytes
 
 
-def _least_instances(table: OptionTable, shape: _Shape, assumptions: Assumptions, most_gpus: int | None) -> int | None:
-    """The fewest instances of a shape; None: no number keeps the objective, or it takes more than ``most_gpus``.
+def _least_by_work(table: OptionTable, shape: _Shape, assumptions: Assumptions) -> int:
+    """A number of instances below which no GPU time is left, whatever the objective; it may be too low."""
+    picked = list(zip(table.operators, shape.choice, strict=True))
+    work = table.demand.passes_per_s * sum(float(one.gpu_s[option]) for one, option in picked) / shape.parallel
+    taken = assumptions.contention.taken_fracs([one.activities[option] for one, option in picked])
+    return max(1, int(work * min(1.0, float(taken.min()))))
+
+
+def _least_instances(
+    table: OptionTable, shape: _Shape, assumptions: Assumptions, most_gpus: int | None, first: int
+) -> int | None:
+    """The fewest instances of a shape, from ``first`` on; None: no number keeps the objective within ``most_gpus``.
 
     The latency and the memory of each instance fall with their number, so the number is found by halving.
     """
@@ -116,12 +140,13 @@ def _least_instances(table: OptionTable, shape: _Shape, assumptions: Assumptions
     if fill + path_s(table.names, table.edges, times) > slo_s:
         return None
     most = MOST_INSTANCES if most_gpus is None else most_gpus // shape.parallel
-    high = 1
+    low, high, step = first - 1, first, 1
+    if high > most:
+        return None
     while not judged(high).meets(slo_s):
         if high >= most:
             return None
-        high = min(2 * high, most)
-    low = high // 2
+        low, high, step = high, min(high + step, most), 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if judged(middle).meets(slo_s) else (middle, high)

@@ -1,6 +1,5 @@
 """All settings that an operator may have at one demand, with time, work and memory: the table that planners search."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -115,18 +114,14 @@ class OptionTable:
     @cached_property
     def least_replicas(self) -> tuple[Ints, ...]:
         """By operator and option, the fewest replicas that are stable and whose KV fits into memory; 0: none fit."""
-        return tuple(
-            np.array([self._least(one, option) for option in range(len(one.batch))], dtype=np.int64)
-            for one in self.operators
-        )
+        return tuple(self._least(one) for one in self.operators)
 
-    def _least(self, one: OperatorOptions, option: int) -> int:
-        rate = self.demand.passes_per_s / float(one.batch[option])
-        stable = int(least_stable_servers(rate, float(one.time_s[option])))
-        if one.gpu_bytes(option, 0.0) > self.memory_bytes:
-            return 0
-        if one.gpu_bytes(option, self.in_flight / stable) <= self.memory_bytes:
-            return stable
-        room = self.memory_bytes * int(one.parallel[option]) - one.weight_bytes - float(one.transient_bytes[option])
-        most_resident = float(one.batch[option]) + room / float(one.kv_bytes[option])
-        return max(stable, math.ceil(self.in_flight / most_resident))
+    def _least(self, one: OperatorOptions) -> Ints:
+        stable = least_stable_servers(self.demand.passes_per_s / one.batch, one.time_s)
+        room = self.memory_bytes * one.parallel - one.weight_bytes - one.transient_bytes
+        # KV of a batch is in its transients already. Room for all the rest is shared by the replicas.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most_resident = np.where(one.kv_bytes > 0.0, one.batch + room / one.kv_bytes, np.inf)
+            for_kv = np.where(room >= 0.0, np.ceil(self.in_flight / most_resident), 0.0)
+        least: Ints = np.where(room >= 0.0, np.maximum(stable, for_kv.astype(np.int64)), 0)
+        return least

@@ -5,6 +5,7 @@ wanted for ``start_s`` without a break. So the plan that serves at an instant is
 last ``start_s``. GPUs are paid for from the instant at which they are wanted, and released at once.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -112,10 +113,12 @@ def course(planner: Planner, demands: Sequence[WindowDemand], elasticity: Elasti
         seen = demands[max(0, number - elasticity.lag_windows)]
         plan, is_unplanned = _planned(planner, seen, elasticity.headroom_frac, wanted)
         wanted.append(plan)
-        met, rounded = 0, planner.rounded(max(demand.passes_per_s, _LEAST_RATE_PER_S), demand.length_tokens)
-        for at_s in demand.arrivals_s:
-            ready = _ready(wanted, number, at_s, elasticity)
-            met += judge.at(ready, rounded).meets(planner.slo_s)
+        rounded = planner.rounded(max(demand.passes_per_s, _LEAST_RATE_PER_S), demand.length_tokens)
+        met = sum(
+            requests
+            for first, requests in _arrivals_by_first(demand, number, elasticity).items()
+            if judge.at(_least(wanted[first : number + 1]), rounded).meets(planner.slo_s)
+        )
         is_idle = demand.passes_per_s <= 0.0
         judged = None if is_idle else judge.at(plan, rounded)
         results.append(
@@ -169,8 +172,13 @@ def _planned(planner: Planner, seen: WindowDemand, headroom_frac: float, before:
         return before[-1], True
 
 
-def _ready(wanted: Sequence[Plan], number: int, at_s: float, elasticity: Elasticity) -> Plan:
-    """The smallest of the plans wanted during the last ``start_s`` before an instant of window ``number``."""
-    since_s = at_s - elasticity.start_s
-    first = max(0, min(number, int(since_s // elasticity.window_s)))
-    return min(wanted[first : number + 1], key=lambda plan: (plan.gpus, plan.weight_bytes))
+def _arrivals_by_first(demand: WindowDemand, number: int, elasticity: Elasticity) -> Counter[int]:
+    """Arrivals of window ``number`` by the first window whose plan counts: the one ``start_s`` before an arrival."""
+    return Counter(
+        max(0, min(number, int((at_s - elasticity.start_s) // elasticity.window_s))) for at_s in demand.arrivals_s
+    )
+
+
+def _least(wanted: Sequence[Plan]) -> Plan:
+    """The plan that is ready: the smallest of those wanted since."""
+    return min(wanted, key=lambda plan: (plan.gpus, plan.weight_bytes))

@@ -8,7 +8,7 @@ from autoscale.operators.layout import Layout, Replica, Unit, merged
 from autoscale.operators.options import OptionTable
 
 # Widest units in which operators are divided over several GPUs when one GPU has no memory for all.
-_MOST_UNIT_GPUS = 16
+_MOST_UNIT_GPUS = 8
 
 
 def full_layouts(table: OptionTable, choice: Choice, gpus: int) -> Iterator[Layout]:
@@ -40,15 +40,14 @@ def _filled(table: OptionTable, choice: Choice, width: int, gpus: int, *, is_com
     load = [0.0] * width
     replicas: list[Replica] = []
     counts = [0] * len(picked)
+    free = [_windows(width, int(one.parallel[option])) for one, option in picked]
 
     def add(place: int, key: Callable[[tuple[int, ...]], tuple[float, ...]]) -> bool:
-        size = int(picked[place][0].parallel[picked[place][1]])
-        hosted = {gpu for one in replicas if one.operator == place for gpu in one.gpus}
-        windows = [tuple(range(at, at + size)) for at in range(0, width - size + 1, size)]
-        windows = [one for one in windows if not hosted & set(one) and min(room[gpu] for gpu in one) >= needs[place]]
-        if not windows:
+        free[place] = [one for one in free[place] if min([room[gpu] for gpu in one]) >= needs[place]]
+        if not free[place]:
             return False
-        window = min(windows, key=key)
+        window = min(free[place], key=key)
+        free[place].remove(window)
         for gpu in window:
             room[gpu] -= needs[place]
             load[gpu] += works[place]
@@ -66,3 +65,8 @@ def _filled(table: OptionTable, choice: Choice, width: int, gpus: int, *, is_com
         if not add(place, lambda window: (max(load[gpu] for gpu in window),)):
             growing.discard(place)
     return Unit(gpus=width, replicas=tuple(replicas)) if replicas else None
+
+
+def _windows(width: int, size: int) -> list[tuple[int, ...]]:
+    """Groups of neighbouring GPUs that a replica of ``size`` GPUs may take."""
+    return [tuple(range(first, first + size)) for first in range(0, width - size + 1, size)]

@@ -38,7 +38,7 @@ def place(table: OptionTable, sizing: Sizing, assumptions: Assumptions) -> Plan:
             waiting[operator] -= settled
     layout = merged(devices)
     judged = evaluate(table, sizing.choice, layout, assumptions)
-    return Plan(table=table, choice=sizing.choice, layout=layout, evaluation=judged, planner="greedy")
+    return Plan(table=table, choice=sizing.choice, layout=layout, evaluation=judged, planner="paper_greedy")
 
 
 def place_apart(table: OptionTable, sizing: Sizing, assumptions: Assumptions) -> Plan:

@@ -9,17 +9,26 @@ from autoscale.operators.costs import OperatorCosts, Phase
 from autoscale.operators.demand import Demand
 from autoscale.operators.evaluation import Assumptions
 from autoscale.operators.gpu import Gpu
-from autoscale.operators.greedy import plan_apart, plan_greedy
+from autoscale.operators.greedy import plan_greedy
 from autoscale.operators.model_level import plan_model_level
 from autoscale.operators.option_table import option_table
 from autoscale.operators.options import Limits, OptionTable
+from autoscale.operators.paper_greedy import plan_apart, plan_paper_greedy
 from autoscale.operators.plan import Plan
 from autoscale.operators.search import plan_search
 from autoscale.operators.sm_shares import SmShares
+from autoscale.operators.steady import plan_steady
 
 PlanFunction = Callable[[OptionTable, Assumptions], Plan]
 PLANNERS: Mapping[str, PlanFunction] = MappingProxyType(
-    {"model": plan_model_level, "greedy": plan_greedy, "search": plan_search, "apart": plan_apart}
+    {
+        "model": plan_model_level,
+        "paper_greedy": plan_paper_greedy,
+        "greedy": plan_greedy,
+        "search": plan_search,
+        "steady": plan_steady,
+        "apart": plan_apart,
+    }
 )
 
 

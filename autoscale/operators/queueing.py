@@ -17,8 +17,8 @@ def erlang_b(servers: ArrayLike, load: ArrayLike) -> Floats:
     """Share of jobs that a system without a queue loses: Erlang's B formula.
 
     ``servers``: whole numbers, 1 or more. ``load``: arrival rate x service time, in Erlang, 0 or more.
-    The recurrence B(0) = 1, B(r) = a B(r-1) / (r + a B(r-1)) has no factorial and no power, so thousands of servers
-    neither overflow nor lose digits. It takes as many steps as the largest number of servers.
+    1 / B(r) = 1 + (r / a) / B(r-1), so 1 / B is the sum of the products of r/a, (r-1)/a, and so on. All terms are
+    positive, so thousands of servers lose no digits. A sum that overflows belongs to a B below 1e-308, which is 0.
     Source: Harchol-Balter, Performance Modeling and Design of Computer Systems, chapter 14.
     """
     counts, loads = np.broadcast_arrays(np.asarray(servers, dtype=np.int64), np.asarray(load, dtype=np.float64))
@@ -26,12 +26,12 @@ def erlang_b(servers: ArrayLike, load: ArrayLike) -> Floats:
         raise ValueError(f"a queue has {counts.min()} servers: give 1 or more")
     if not np.all(loads >= 0.0):  # also refuses NaN
         raise ValueError(f"a load is {loads[~(loads >= 0.0)].flat[0]} Erlang: give 0 or more")
-    current = np.ones(loads.shape)
-    blocked = np.ones(loads.shape)
-    for number in range(1, int(counts.max(initial=0)) + 1):
-        offered = loads * current
-        current = offered / (number + offered)
-        blocked = np.where(counts == number, current, blocked)
+    blocked = np.empty(loads.shape)
+    with np.errstate(divide="ignore", over="ignore"):
+        for count in set(counts.ravel().tolist()):
+            at = counts == count
+            steps = np.arange(count, 0, -1)
+            blocked[at] = 1.0 / (1.0 + np.cumprod(steps / loads[at][:, None], axis=1).sum(axis=1))
     return blocked
 
 

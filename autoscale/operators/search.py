@@ -5,7 +5,7 @@ did not know. This search starts from the GPUs instead. For a number of GPUs and
 the latency of an operator is T_v (1 + wait(R_v, rho)) with as many replicas as there is room for, so operators only
 compete for GPU time. A price on GPU time (a Lagrange multiplier) makes the best option of each operator a choice of its
 own: the least of latency + price x GPU-seconds. A few busy shares and prices give a few choices, each judged by
-``evaluate``. The number of GPUs is found by doubling and halving, below that of the model-level plan, which is taken if
+``evaluate``. The number of GPUs is found by doubling and halving, below that of the greedy plan, which is taken if
 nothing better is found. At the end, replicas that the objective does not need are removed, the largest weights first,
 which saves memory.
 """
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from autoscale.operators.demand import MemoryTooSmallError, PlanError, TooFewGpusError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
-from autoscale.operators.layout import Layout, Unit, merged
-from autoscale.operators.model_level import plan_model_level
+from autoscale.operators.greedy import fewest_gpus
+from autoscale.operators.joint_sizing import load_frac
+from autoscale.operators.layout import Layout
 from autoscale.operators.options import OptionTable
 from autoscale.operators.packing import full_layouts
 from autoscale.operators.plan import Plan
 from autoscale.operators.queueing import fill_s
 from autoscale.operators.sizing import check_slo
+from autoscale.operators.spare_replicas import without_spare_replicas
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +45,13 @@ _JUDGED = 16
 
 
 def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int = MOST_GPUS) -> Plan:
-    """The fewest GPUs that this search finds, and on them few replicas.
+    """``fewest_searched_gpus``, without the replicas that the objective does not need; raises as it."""
+    plan = fewest_searched_gpus(table, assumptions, most_gpus=most_gpus)
+    return without_spare_replicas(plan, assumptions)
+
+
+def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_gpus: int = MOST_GPUS) -> Plan:
+    """The fewest GPUs that this search finds, with as many replicas as they hold.
 
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
@@ -65,10 +73,13 @@ def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int 
         return found[gpus]
 
     known: Plan | None = None
-    with suppress(PlanError):  # an instance may be too large for its GPUs where operators are not
-        known = plan_model_level(table, assumptions)
+    with suppress(PlanError):  # greedy starts from one batch and one parallel size, which may not be possible
+        known = fewest_gpus(table, assumptions)
     last = most_gpus if known is None else min(most_gpus, known.gpus - 1)
-    high = _first_true(lambda gpus: at(gpus) is not None, first, last)
+    if known is None:
+        high = _first_true(lambda gpus: at(gpus) is not None, first, last)
+    else:  # most often one GPU less than greedy's is too few already
+        high = _first_true_down(lambda gpus: at(gpus) is not None, first, last)
     plan = at(high) if high is not None else known
     if plan is not None and plan.gpus > most_gpus:
         plan = None
@@ -76,7 +87,7 @@ def plan_search(table: OptionTable, assumptions: Assumptions, *, most_gpus: int 
         if next(full_layouts(table, _smallest(table), most_gpus), None) is None:
             raise MemoryTooSmallError(f"{most_gpus} {table.gpu.name} GPUs do not hold the weights of all operators")
         raise TooFewGpusError(f"{most_gpus} GPUs do not keep {table.demand.slo_s:.4g} s at {rate:.4g} passes/s")
-    return without_spare_replicas(plan, assumptions)
+    return replace(plan, planner="search")
 
 
 def best_on(table: OptionTable, assumptions: Assumptions, gpus: int) -> Plan | None:
@@ -94,52 +105,6 @@ def best_on(table: OptionTable, assumptions: Assumptions, gpus: int) -> Plan | N
     return Plan(table=table, choice=best[1], layout=best[2], evaluation=best[3], planner="search")
 
 
-def without_spare_replicas(plan: Plan, assumptions: Assumptions) -> Plan:
-    """The plan with as few replicas of each operator as its GPUs and the objective allow, largest weights first.
-
-    An operator that fewer units host keeps its place in the first or in the last units: what is better is taken.
-    """
-    table, layout = plan.table, plan.layout
-    judged = plan.evaluation
-    order = sorted(range(len(table.operators)), key=lambda place: -table.operators[place].weight_bytes)
-    for operator in order:
-        if not table.operators[operator].weight_bytes:
-            continue
-        total = sum(unit.count for unit in layout.units if any(one.operator == operator for one in unit.replicas))
-
-        def kept(count: int, operator: int = operator, layout: Layout = layout) -> tuple[Layout, Evaluation] | None:
-            for is_first in (True, False):
-                fewer = _hosted_by(layout, operator, count, is_first)
-                end = evaluate(table, plan.choice, fewer, assumptions)
-                if fewer.gpus == layout.gpus and end.meets(table.demand.slo_s):
-                    return fewer, end
-            return None
-
-        low, high, best = 0, total, None
-        while high - low > 1:
-            middle = (low + high) // 2
-            end = kept(middle)
-            low, high, best = (middle, high, best) if end is None else (low, middle, end)
-        if best is not None:
-            layout, judged = best
-    return replace(plan, layout=layout, evaluation=judged, planner="search")
-
-
-def _hosted_by(layout: Layout, operator: int, count: int, is_first: bool) -> Layout:
-    """The layout with an operator in only ``count`` of the units that host it."""
-    units: list[Unit] = []
-    left = count
-    for unit in layout.units if is_first else reversed(layout.units):
-        without = tuple(one for one in unit.replicas if one.operator != operator)
-        if len(without) == len(unit.replicas):
-            units.append(unit)
-            continue
-        keep = min(left, unit.count)
-        left -= keep
-        units += [replace(unit, count=keep), replace(unit, replicas=without, count=unit.count - keep)]
-    return merged(units)
-
-
 def _first_true(holds: Callable[[int], bool], first: int, last: int) -> int | None:
     """The first number from ``first`` on for which ``holds`` is true, if it stays true from there; None: none."""
     if first > last:
@@ -149,6 +114,20 @@ def _first_true(holds: Callable[[int], bool], first: int, last: int) -> int | No
         if high == last:
             return None
         low, high, step = high, min(last, high + step), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _first_true_down(holds: Callable[[int], bool], first: int, last: int) -> int | None:
+    """As ``_first_true``, where it is expected near ``last``."""
+    if last < first or not holds(last):
+        return None
+    step, low, high = 1, last - 1, last
+    while low >= first and holds(low):
+        high, low, step = low, low - 2 * step, 2 * step
+    low = max(low, first - 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -189,7 +168,7 @@ def _choices(table: OptionTable, assumptions: Assumptions, gpus: int) -> list[Ch
     sharing = _Sharing(
         sizes=np.array(sizes),
         waits=assumptions.wait(np.array([gpus // size for size in sizes])[:, None], _BUSY[None, :]),
-        load_frac=_load_frac(table, assumptions),
+        load_frac=load_frac(table, assumptions),
     )
     batches = sorted({int(size) for one in table.operators for size in one.batch})
     found: dict[Choice, float] = {}
@@ -198,17 +177,6 @@ def _choices(table: OptionTable, assumptions: Assumptions, gpus: int) -> list[Ch
         for choice, latency_s in estimates.items():
             found[choice] = min(found.get(choice, np.inf), latency_s)
     return sorted(found, key=lambda choice: found[choice])[:_JUDGED]
-
-
-def _load_frac(table: OptionTable, assumptions: Assumptions) -> float:
-    """What a second of work takes from the other operators on its GPU: the mean of ``taken_frac``, weighted by work."""
-    least = [int(one.gpu_s.argmin()) for one in table.operators]
-    works = np.array([float(one.gpu_s[option]) for one, option in zip(table.operators, least, strict=True)])
-    taken = assumptions.contention.taken_fracs(
-        [one.activities[option] for one, option in zip(table.operators, least, strict=True)]
-    )
-    np.fill_diagonal(taken, 1.0)
-    return float(works @ taken @ works / works.sum() ** 2)
 
 
 def _estimates(

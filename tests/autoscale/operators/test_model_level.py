@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoscale.operators.accounting import ACCOUNTINGS
+from autoscale.operators.accounting import ACCOUNTINGS, AS_PRINTED, Accounting
 from autoscale.operators.contention import UniformContention
 from autoscale.operators.costs import Phase
 from autoscale.operators.demand import MemoryTooSmallError, SloBelowServiceError
@@ -25,13 +25,19 @@ def test_instances_are_the_fewest_that_keep_the_objective(make_table: MakeTable,
     assert {setting.replicas for setting in plan.settings.values()} == {3}
 
 
-def test_queues_of_their_own_as_printed(make_table: MakeTable) -> None:
-    """The paper adds up the waits of each operator's own queue: 0.0563 and 0.0024 s for two instances, not 0.34 s."""
-    paper = Assumptions(contention=UniformContention(), accounting=ACCOUNTINGS["paper"])
-    plan = plan_model_level(make_table(slo_s=0.21), paper)
-    assert plan.gpus == 2
-    expected = 0.14 + 0.1 * wait_in_services(2, 0.6) + 0.04 * wait_in_services(2, 0.24)
-    assert plan.evaluation.latency_s == pytest.approx(float(expected), rel=1e-12)
+@pytest.mark.parametrize("accounting", [*ACCOUNTINGS.values(), AS_PRINTED], ids=lambda one: one.name)
+def test_an_instance_has_one_queue_in_every_accounting(make_table: MakeTable, accounting: Accounting) -> None:
+    """It serves one batch at a time. With a queue for each operator, two instances would keep 0.21 s: 0.0587 s of wait.
+
+    A model instance would then compute several batches at once, each as fast as alone.
+    """
+    plan = plan_model_level(
+        make_table(slo_s=0.21), Assumptions(contention=UniformContention(taken_frac=1.0), accounting=accounting)
+    )
+    assert plan.gpus == 3
+    assert plan.evaluation.latency_s == pytest.approx(0.14 * (1 + wait_in_services(3, 0.56)), rel=1e-12)
+    own_queues = 0.14 + 0.1 * wait_in_services(2, 0.6) + 0.04 * wait_in_services(2, 0.24)
+    assert float(own_queues) == pytest.approx(0.1987, abs=1e-4)
 
 
 def test_a_tight_objective_takes_tensor_parallelism(make_table: MakeTable, turns: Assumptions) -> None:

@@ -8,8 +8,8 @@ from autoscale.operators.accounting import ACCOUNTINGS
 from autoscale.operators.contention import UniformContention
 from autoscale.operators.demand import PlanError, SloBelowServiceError
 from autoscale.operators.evaluation import Assumptions
-from autoscale.operators.greedy import plan_apart, plan_greedy
 from autoscale.operators.layout import Replica, Unit
+from autoscale.operators.paper_greedy import plan_apart, plan_paper_greedy
 from autoscale.operators.placement import place, place_apart
 from autoscale.operators.sizing import Sizing, size
 from tests.autoscale.operators.conftest import MakeTable
@@ -48,7 +48,7 @@ def test_interference_provisions_a_new_device(make_table: MakeTable, turns: Assu
     assert plan.gpus == 4
     assert plan.evaluation.latency_s == pytest.approx(0.18477, abs=1e-5)  # that of Algorithm 1: nothing is shared
     # With smaller objectives for Algorithm 1 there are more replicas, whose queues leave room for interference.
-    greedy = plan_greedy(table, turns)
+    greedy = plan_paper_greedy(table, turns)
     assert greedy.gpus == 3
     # b has two replicas: C = 1.425455 / (2.12 + 1.425455) at a load of 1.12 Erlang.
     waits_s = 0.1 * (1.796073 / 5.887273) / (3 * 0.44) + 0.04 * (1.425455 / 3.545455) / (2 * 0.44)
@@ -69,7 +69,7 @@ def test_an_extra_replica_goes_where_slack_is_largest(make_table: MakeTable, tur
 def test_memory_provisions_a_new_device(make_table: MakeTable, turns: Assumptions) -> None:
     """Two operators of 50 GB each do not fit on one A100."""
     costs = HandCosts(fixed_s={"a": 0.01, "b": 0.01}, each_s={"a": 0.0, "b": 0.0}, weights={"a": 50e9, "b": 50e9})
-    plan = plan_greedy(make_table(costs, rate=1.0, slo_s=1.0), turns)
+    plan = plan_paper_greedy(make_table(costs, rate=1.0, slo_s=1.0), turns)
     assert plan.gpus == 2
     assert plan.evaluation.is_within_memory
     assert plan.weight_bytes == 100e9
@@ -87,7 +87,7 @@ def test_an_impossible_objective_is_named(make_table: MakeTable, turns: Assumpti
     with pytest.raises(
         SloBelowServiceError, match=r"0\.13 s, and one pass that never waits takes 0\.14 s at 1024 tokens"
     ):
-        plan_greedy(make_table(slo_s=0.13), turns)
+        plan_paper_greedy(make_table(slo_s=0.13), turns)
 
 
 @given(
@@ -110,11 +110,11 @@ def test_every_plan_keeps_the_objective_and_hosts_all_replicas(
     )
     table = make_table(costs, rate=rate, slo_s=slack * 0.153, batches=(1, 2, 4))
     assumptions = Assumptions(contention=UniformContention(taken_frac=taken), accounting=ACCOUNTINGS[accounting])
-    plan = plan_greedy(table, assumptions)
+    plan = plan_paper_greedy(table, assumptions)
     assert plan.evaluation.meets(table.demand.slo_s)
     assert all(setting.replicas >= 1 for setting in plan.settings.values())
     assert plan.gpus >= plan.busy_gpus
-    assert plan_greedy(table, assumptions).layout == plan.layout
+    assert plan_paper_greedy(table, assumptions).layout == plan.layout
 
 
 def test_the_default_stream_mode_keeps_the_objective_on_its_own_gpus(make_table: MakeTable, turns: Assumptions) -> None:
@@ -132,4 +132,4 @@ def test_a_placement_that_misses_the_objective_is_no_plan(make_table: MakeTable,
         fixed_s={"a": 0.1, "b": 0.1}, each_s={"a": 0.0, "b": 0.0}, weights={"a": 50e9, "b": 50e9}, output=3e10
     )
     with pytest.raises(PlanError, match=r"no placement keeps 0\.25 s at 1 passes/s"):
-        plan_greedy(make_table(costs, rate=1.0, slo_s=0.25), turns)
+        plan_paper_greedy(make_table(costs, rate=1.0, slo_s=0.25), turns)

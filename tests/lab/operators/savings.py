@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from autoscale.operators.accounting import ACCOUNTINGS, Accounting, own_queue_delays
+from autoscale.operators.accounting import ACCOUNTINGS, AS_PRINTED
 from autoscale.operators.contention import ScaledContention, load_pairs
 from autoscale.operators.costs import OperatorCosts, Phase
 from autoscale.operators.demand import Demand, PlanError
 from autoscale.operators.energy import data_sheet_power, mean_power_w
 from autoscale.operators.evaluation import Assumptions
 from autoscale.operators.gpu import gpu_named
-from autoscale.operators.loads import even_loads
 from autoscale.operators.option_table import option_table
 from autoscale.operators.options import Limits, batches_up_to
 from autoscale.operators.plan import Plan
@@ -34,8 +33,6 @@ from tests.lab.operators.model_costs import PAIRS, SM_SHARES, model_costs
 # The objective is this multiple of a pass that never waits on the smallest GPU group that holds the model.
 _SLO_FACTOR = 4.0
 _MPS = "MPS shares"
-# The paper gives no limit to the busy shares of the operators on one GPU.
-_AS_PRINTED = Accounting(name="as printed", spread=even_loads, delays=own_queue_delays, counts_twins=True)
 _MOST_BATCH = {Phase.PREFILL: 16, Phase.DECODE: 256}
 
 
@@ -69,7 +66,7 @@ def assumptions_by_name() -> Mapping[str, Assumptions]:
         "own queues, GPU time limited": Assumptions(
             contention=pairs, accounting=ACCOUNTINGS["paper"], is_fill_counted=False
         ),
-        "own queues, as printed": Assumptions(contention=pairs, accounting=_AS_PRINTED, is_fill_counted=False),
+        "own queues, as printed": Assumptions(contention=pairs, accounting=AS_PRINTED, is_fill_counted=False),
     }
 
 
@@ -91,7 +88,7 @@ def plans(
     shares = load_shares(SM_SHARES) if has_shares else None
     table = option_table(costs, demand=demand, phase=point.phase, gpu=gpu_named(gpu), limits=limits, shares=shares)
     found: dict[str, Plan | None] = {}
-    for name in ("model", "greedy", "search"):
+    for name in ("model", "paper_greedy", "greedy", "search"):
         try:
             found[name] = PLANNERS[name](table, assumptions)
         except PlanError:
@@ -121,7 +118,7 @@ def main(
     costs = {phase: model_costs(model, gpu, phase) for phase in Phase}
     for name, assumptions in assumptions_by_name().items():
         table = Table(title=f"{model} on {gpu}, {name}. Saved against model level: GPUs, memory, energy")
-        for column in ("phase", "rate", "tokens", "model GPUs", "greedy", "search"):
+        for column in ("phase", "rate", "tokens", "model GPUs", "paper greedy", "greedy", "search"):
             table.add_column(column)
         for point in points():
             found = plans(costs[point.phase], point, gpu, assumptions, has_shares=name == _MPS)
@@ -131,6 +128,7 @@ def main(
                 f"{point.passes_per_s:g}",
                 str(point.length_tokens),
                 str(base.gpus) if base else "no plan",
+                _saved(found["paper_greedy"], base, gpu),
                 _saved(found["greedy"], base, gpu),
                 _saved(found["search"], base, gpu),
             )

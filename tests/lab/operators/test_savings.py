@@ -9,7 +9,7 @@ def test_all_planners_keep_the_same_objective() -> None:
     costs = model_costs("qwen2-7b", "A100", Phase.PREFILL)
     point = Point(phase=Phase.PREFILL, passes_per_s=20.0, length_tokens=1024)
     found = plans(costs, point, "A100", assumptions_by_name()["measured pairs"])
-    assert set(found) == {"model", "greedy", "search"}
+    assert set(found) == {"model", "paper_greedy", "greedy", "search"}
     for plan in found.values():
         assert plan is not None
         assert plan.evaluation.meets(objective_s(costs, point))
