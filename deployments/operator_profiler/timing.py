@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tests.lab.operators.meter import Meter
+from deployments.operator_profiler.meter import Meter
 
 Call = Callable[[], Any]
 # Most calls in one burst: a graph of some thousand kernels is still captured in milliseconds.
@@ -151,13 +150,7 @@ class CudaTimer:
             for call in order:
                 call()
         finally:
-            try:
-                graph.capture_end()
-            except Exception:
-                # torch leaves the allocator in capture then, and it would never empty its cache again.
-                with suppress(Exception):
-                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-                raise
+            graph.capture_end()
         return graph
 
     def marks_us(self, burst: Burst, count: int) -> list[float]:
