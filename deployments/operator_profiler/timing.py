@@ -18,6 +18,8 @@ MAX_CALLS = 256
 # Bursts longer than this are measured in fewer groups.
 _LONG_BURST_US = 20_000.0
 _LONG_BURST_GROUPS = 5
+# Loops on a CPU that are longer are measured once.
+_LONG_LOOP_US = 100_000.0
 # Below this share of the highest clock a point is timed once more: the GPU was still waking up.
 _AWAKE_CLOCK_FRAC = 0.6
 
@@ -203,11 +205,11 @@ class CudaTimer:
 
 
 class HostTimer:
-    """Times calls on the CPU, for dry runs.
+    """Times calls on the CPU.
 
     Args:
         target_us: Length of a burst and of a group.
-        groups: Groups per point.
+        groups: Groups per point; a burst longer than a tenth of a second is measured once.
     """
 
     def __init__(self, *, target_us: float = 300.0, groups: int = 3) -> None:
@@ -234,9 +236,11 @@ class HostTimer:
     def time(self, calls: Sequence[Call], can_capture: bool = True) -> Timing:
         """Median over groups of the mean time of a call."""
         burst = self.burst(calls)
-        marks = self.marks_us(burst, self._groups)
+        marks = self.marks_us(burst, 1)
+        if marks[1] - marks[0] < _LONG_LOOP_US:
+            marks = self.marks_us(burst, self._groups)
         samples = [(last - first) / burst.calls for first, last in pairwise(marks)]
-        return summary(samples, self._groups * burst.calls, burst.method, None)
+        return summary(samples, len(samples) * burst.calls, burst.method, None)
 
     def finish(self) -> None:
         """Nothing is pending."""
