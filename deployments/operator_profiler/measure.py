@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,8 @@ _MEMORY_FRAC = 0.6
 _CALL_FRAC = 1 / 200
 # The product whose time beside each measurement is the pace of a CPU: rows, inputs and outputs. Some milliseconds.
 _PACE_SIDE, _PACE_TRIES = 384, 3
+# Length of a burst of calls on a CPU, microseconds.
+_BURST_US = 6000.0
 _US = 1e-6
 
 OnProgress = Callable[[str], None]
@@ -45,17 +46,14 @@ class Run:
     """One run on one device.
 
     Args:
-        graph: The model.
-        model: Its name.
+        points: Where measurements are stored, with those of earlier runs.
         facts: Of the device.
         dtype: Of the weights.
-        folder: Where points are stored.
         budget_s: Time for all measurements of this run.
     """
 
-    def __init__(
-        self, graph: OperatorGraph, model: str, facts: DeviceFacts, dtype: str, folder: Path, budget_s: float
-    ) -> None:
+    def __init__(self, points: Points, facts: DeviceFacts, dtype: str, budget_s: float) -> None:
+        self.points = points
         self._facts, self._device, self._budget_s = facts, facts.kind, budget_s
         self._room_bytes = _MEMORY_FRAC * free_bytes(self._device)
         rotation = rotation_bytes(self._device)
@@ -63,15 +61,13 @@ class Run:
             self._device, rotation_bytes=rotation, kv_limit_bytes=int(self._room_bytes), dtype=_wide(dtype)
         )
         self._timer: Timer = (
-            HostTimer(target_us=10_000.0) if self._device == "cpu" else CudaTimer(open_meter(self._device))
+            HostTimer(target_us=_BURST_US) if self._device == "cpu" else CudaTimer(open_meter(self._device))
         )
         self._paces_s: list[float] = []
         self._pace_call: Callable[[], Any] | None = None
         if self._device == "cpu":
             square = torch.randn(_PACE_SIDE, _PACE_SIDE)
             self._pace_call = lambda: torch.mm(square, square)
-        self.identity = identity(graph, model, self._device, dtype)
-        self.points = Points(folder / POINTS_FILE, self.identity, "another run")
         self.surveys: list[Survey] = []
         self.is_complete = False
 

@@ -18,9 +18,10 @@ from autoscale.operators.graph import OperatorGraph
 from autoscale.operators.saved_tables import save_operator_table
 from autoscale.operators.tables import COLUMNS
 from deployments.operator_profiler.device import ProfilingError, check_device, device_name, measured_facts
-from deployments.operator_profiler.measure import POINTS_FILE, OnProgress, Run, repeats, unrepeated
+from deployments.operator_profiler.measure import POINTS_FILE, OnProgress, Run, identity, repeats, unrepeated
 from deployments.operator_profiler.series import Backends, Sizes, is_measured, series_of
 from deployments.operator_profiler.tensors import Tensors
+from deployments.profiler.points import Points
 
 METADATA_FILE = "metadata.json"
 METHOD = {
@@ -79,16 +80,18 @@ def profile_operators(
     if wrong:
         allowed = ", ".join(map(str, graph.parallel_sizes()))
         raise ProfilingError(
-            f"--tp {wrong[0]}: the model cannot be divided over that many GPUs: give some of {allowed}"
+            f"--tp {wrong[0]}: the model cannot be divided over {wrong[0]} GPUs: give some of {allowed}"
         )
     began_s = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        start = identity(graph, model, device, dtype)
+        points = Points(folder / POINTS_FILE, start, "another run")
+        before = len(points.timings)
         facts = _facts(device, folder, on_progress)
-        run = Run(graph, model, facts, dtype, folder, budget_s)
         save_device(folder, facts)
+        run = Run(points, facts, dtype, budget_s)
         backends = Backends(fused=_fused_backend(device))
-        before = len(run.points.timings)
         series = series_of(graph, parallels, sizes, backends)
         run.measure(series, on_progress)
         rows = _save_tables(folder, run)
@@ -104,7 +107,7 @@ def profile_operators(
         left_out=_left_out(run),
         other_operators=_others(graph, parallels),
     )
-    metadata = _metadata(run, outcome, parallels, sizes, backends, time.monotonic() - began_s)
+    metadata = start | _metadata(run, outcome, parallels, sizes, backends, time.monotonic() - began_s)
     (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     return outcome
 
@@ -171,7 +174,6 @@ def _metadata(
         except (ValueError, KeyError, TypeError):
             earlier = []
     return {
-        **run.identity,
         "python": platform.python_version(),
         "host_cores": os.cpu_count(),
         "cuda": torch.version.cuda,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from autoscale.operators.graph import OperatorPrecision, operator_graph
+from autoscale.operators.kinds import wide_dtype
 from serve_app.checks.yaml_checks import ConfigError, config_errors
 from serve_app.cli.operator_model import model_config
 from serve_app.cli.terminal import console, errors, figures_table
@@ -38,7 +39,7 @@ def profile(
 
     chosen = dtype or default_dtype(device)
     config = model_config(model)
-    graph = operator_graph(config, OperatorPrecision(weights=chosen))
+    graph = operator_graph(config, OperatorPrecision(weights=chosen, kv=wide_dtype(chosen)))
     check_device(device, chosen)
     with errors.status("starting") as line:
         outcome = profile_operators(
