@@ -10,7 +10,8 @@ import torch
 from autoscale.engines.repeats import LEAST_ROUNDS, least_time
 from autoscale.operators.device import DeviceFacts
 from autoscale.operators.graph import OperatorGraph
-from deployments.operator_profiler.device import ProfilingError, device_name, free_bytes, rotation_bytes
+from autoscale.operators.kinds import wide_dtype
+from deployments.operator_profiler.device import ProfilingError, device_name, free_bytes
 from deployments.operator_profiler.meter import open_meter
 from deployments.operator_profiler.series import Series
 from deployments.operator_profiler.survey import Place, expected, next_places, order
@@ -48,18 +49,16 @@ class Run:
     Args:
         points: Where measurements are stored, with those of earlier runs.
         facts: Of the device.
+        tensors: Makes the calls.
         dtype: Of the weights.
         budget_s: Time for all measurements of this run.
     """
 
-    def __init__(self, points: Points, facts: DeviceFacts, dtype: str, budget_s: float) -> None:
+    def __init__(self, points: Points, facts: DeviceFacts, tensors: Tensors, dtype: str, budget_s: float) -> None:
         self.points = points
         self._facts, self._device, self._budget_s = facts, facts.kind, budget_s
-        self._room_bytes = _MEMORY_FRAC * free_bytes(self._device)
-        rotation = rotation_bytes(self._device)
-        self._tensors = Tensors(
-            self._device, rotation_bytes=rotation, kv_limit_bytes=int(self._room_bytes), dtype=_wide(dtype)
-        )
+        self._room_bytes = room_bytes(self._device)
+        self._dtype, self._tensors = wide_dtype(dtype), tensors
         self._timer: Timer = (
             HostTimer(target_us=_BURST_US) if self._device == "cpu" else CudaTimer(open_meter(self._device))
         )
@@ -134,7 +133,7 @@ class Run:
         facts = self._facts
         if work.traffic_bytes > self._room_bytes:
             return f"needs {work.traffic_bytes / 1e9:.1f} GB of memory"
-        flops_per_s = min(facts.reached_flops_per_s.values())
+        flops_per_s = facts.reached_flops_per_s[self._dtype]
         seconds = max(work.flops / flops_per_s, work.traffic_bytes / facts.reached_bytes_per_s)
         is_first = place[1] == survey.series.inner[0]
         if seconds > _CALL_FRAC * self._budget_s and not is_first:
@@ -185,13 +184,19 @@ class Run:
         }
 
 
-def identity(graph: OperatorGraph, model: str, device: str, dtype: str) -> dict[str, Any]:
+def room_bytes(device: str) -> float:
+    """Memory that a point may take."""
+    return _MEMORY_FRAC * free_bytes(device)
+
+
+def identity(graph: OperatorGraph, model: str, device: str, dtype: str, library: str) -> dict[str, Any]:
     """What makes points those of one run: others are refused by name."""
     return {
         "model": model,
         "shape": asdict(graph.shape),
         "device": device_name(device),
         "dtype": dtype,
+        "kernels": library,
         "torch": torch.__version__,
         "threads": torch.get_num_threads() if device == "cpu" else 0,
     }
@@ -209,10 +214,6 @@ def repeats(surveys: Sequence[Survey]) -> dict[int, int]:
 def unrepeated(surveys: Sequence[Survey]) -> int:
     """Points with fewer rounds than they need."""
     return sum(len(timings) < LEAST_ROUNDS for survey in surveys for timings in survey.timings.values())
-
-
-def _wide(dtype: str) -> str:
-    return "fp32" if dtype == "fp32" else "bf16"
 
 
 def _text(survey: Survey, place: Place) -> str:

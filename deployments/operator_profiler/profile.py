@@ -15,18 +15,35 @@ import torch
 from autoscale.operators.collective import Collective
 from autoscale.operators.device import DEVICE_FILE, DeviceFacts, load_device, save_device
 from autoscale.operators.graph import OperatorGraph
+from autoscale.operators.kinds import wide_dtype
 from autoscale.operators.saved_tables import save_operator_table
 from autoscale.operators.tables import COLUMNS
-from deployments.operator_profiler.device import ProfilingError, check_device, device_name, measured_facts
-from deployments.operator_profiler.measure import POINTS_FILE, OnProgress, Run, identity, repeats, unrepeated
+from deployments.operator_profiler.device import (
+    ProfilingError,
+    check_device,
+    device_name,
+    measured_facts,
+    rotation_bytes,
+)
+from deployments.operator_profiler.measure import (
+    POINTS_FILE,
+    OnProgress,
+    Run,
+    identity,
+    repeats,
+    room_bytes,
+    unrepeated,
+)
 from deployments.operator_profiler.series import Backends, Sizes, is_measured, series_of
 from deployments.operator_profiler.tensors import Tensors
+from deployments.operator_profiler.vllm_tensors import VllmTensors, vllm_reason
 from deployments.profiler.points import Points
 
 METADATA_FILE = "metadata.json"
 METHOD = {
-    "calls": "torch alone, random weights; products by torch.mm, addmm or scaled_mm, attention by "
-    "scaled_dot_product_attention (flash, KV not paged), KV and weights used in turns so that no cache holds them",
+    "calls": "random weights; KV and weights are used in turns, so that no cache holds them",
+    "kernels": "torch: torch.mm, addmm or scaled_mm, scaled_dot_product_attention (flash, KV not paged); vllm: what "
+    "vLLM's CPU layers call: oneDNN with packed weights, attention of paged KV, rotary, activation",
     "time": "median over groups of calls, in a CUDA graph where the device has them; on a CPU at the machine's "
     "undisturbed pace. Of several rounds the median of the three least times counts, of two the lower one",
     "sizes": "first a coarse grid, then between points where the curve bends by more than 5 %",
@@ -67,8 +84,11 @@ def profile_operators(
     budget_s: float,
     folder: Path,
     on_progress: OnProgress,
+    kernels: str = "auto",
 ) -> Outcome:
     """Measure the operators of a model and write tables, the device's facts, and how it was measured.
+
+    ``kernels``: torch, vllm, or auto: vLLM's on a CPU where they are installed, else torch's.
 
     Raises:
         ProfilingError: device, data type or parallel size cannot be measured, no memory, or the folder.
@@ -85,13 +105,13 @@ def profile_operators(
     began_s = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        start = identity(graph, model, device, dtype)
+        backends = Backends(library=library_of(kernels, device), fused=_fused_backend(device))
+        start = identity(graph, model, device, dtype, backends.library)
         points = Points(folder / POINTS_FILE, start, "another run")
         before = len(points.timings)
         facts = _facts(device, folder, on_progress)
         save_device(folder, facts)
-        run = Run(points, facts, dtype, budget_s)
-        backends = Backends(fused=_fused_backend(device))
+        run = Run(points, facts, _tensors(backends.library, device, dtype), dtype, budget_s)
         series = series_of(graph, parallels, sizes, backends)
         run.measure(series, on_progress)
         rows = _save_tables(folder, run)
@@ -110,6 +130,31 @@ def profile_operators(
     metadata = start | _metadata(run, outcome, parallels, sizes, backends, time.monotonic() - began_s)
     (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     return outcome
+
+
+def library_of(kernels: str, device: str) -> str:
+    """Whose kernels are measured: torch or vllm.
+
+    Raises:
+        ProfilingError: vLLM's are asked for, and cannot be used.
+    """
+    if kernels not in ("auto", "torch", "vllm"):
+        raise ProfilingError(f"--kernels {kernels}: give auto, torch or vllm")
+    if kernels == "torch" or (kernels == "auto" and device != "cpu"):
+        return "torch"
+    reason = "they are those of CPUs" if device != "cpu" else vllm_reason()
+    if reason and kernels == "vllm":
+        raise ProfilingError(f"--kernels vllm: vLLM's kernels cannot be used on {device} ({reason}): give torch")
+    return "torch" if reason else "vllm"
+
+
+def _tensors(library: str, device: str, dtype: str) -> Tensors:
+    return {"torch": Tensors, "vllm": VllmTensors}[library](
+        device,
+        rotation_bytes=rotation_bytes(device),
+        kv_limit_bytes=int(room_bytes(device)),
+        dtype=wide_dtype(dtype),
+    )
 
 
 def _facts(device: str, folder: Path, on_progress: OnProgress) -> DeviceFacts:
@@ -177,7 +222,7 @@ def _metadata(
         "python": platform.python_version(),
         "host_cores": os.cpu_count(),
         "cuda": torch.version.cuda,
-        "kernels": {"attention": backends.attention, "small operators": backends.fused},
+        "torch_kernels": {"attention": backends.attention, "small operators": backends.fused},
         "tp": list(parallels),
         "max_batch_tokens": sizes.max_batch_tokens,
         "max_running": sizes.max_running,

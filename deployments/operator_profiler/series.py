@@ -32,8 +32,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backends:
-    """Kernels of operators: attention's, and that of small operators (``eager`` or ``inductor``)."""
+    """Kernels of operators.
 
+    ``library``: torch, or vllm. ``attention``: torch's kernel. ``fused``: how torch runs small operators: ``eager`` or
+    ``inductor``.
+    """
+
+    library: str = "torch"
     attention: str = "flash"
     fused: str = "eager"
 

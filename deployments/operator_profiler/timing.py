@@ -18,7 +18,7 @@ MAX_CALLS = 256
 # Bursts longer than this are measured in fewer groups.
 _LONG_BURST_US = 20_000.0
 _LONG_BURST_GROUPS = 5
-# Loops on a CPU that are longer are measured once.
+# Calls and loops on a CPU that are longer are measured once.
 _LONG_LOOP_US = 100_000.0
 # Below this share of the highest clock a point is timed once more: the GPU was still waking up.
 _AWAKE_CLOCK_FRAC = 0.6
@@ -217,11 +217,17 @@ class HostTimer:
 
     def burst(self, calls: Sequence[Call], can_capture: bool = True) -> Burst:
         """Warm up; a burst is a loop."""
-        for call in calls:
-            call()
-        started_s = time.perf_counter()
+        return self._burst(calls, self._first_us(calls))
+
+    def _first_us(self, calls: Sequence[Call]) -> float:
+        """Time of the last variant, after the first one has warmed up."""
         calls[0]()
-        count = calls_per_burst((time.perf_counter() - started_s) * 1e6, len(calls), self._target_us)
+        started_s = time.perf_counter()
+        calls[-1]()
+        return (time.perf_counter() - started_s) * 1e6
+
+    def _burst(self, calls: Sequence[Call], call_us: float) -> Burst:
+        count = calls_per_burst(call_us, len(calls), self._target_us)
         order = [calls[index % len(calls)] for index in range(count)]
         return Burst(launch=lambda: [call() for call in order], calls=count, method="host loop")
 
@@ -235,7 +241,10 @@ class HostTimer:
 
     def time(self, calls: Sequence[Call], can_capture: bool = True) -> Timing:
         """Median over groups of the mean time of a call."""
-        burst = self.burst(calls)
+        first_us = self._first_us(calls)
+        if first_us > _LONG_LOOP_US:
+            return summary([first_us], 1, "host loop", None)
+        burst = self._burst(calls, first_us)
         marks = self.marks_us(burst, 1)
         if marks[1] - marks[0] < _LONG_LOOP_US:
             marks = self.marks_us(burst, self._groups)

@@ -30,6 +30,9 @@ def profile(
     max_batch_tokens: Annotated[int, Option(min=1, help="Most tokens of a step.")] = 2048,
     max_running: Annotated[int, Option(min=1, help="Most requests that decode together.")] = 128,
     longest_tokens: Annotated[int, Option(min=32, help="Longest context.")] = 16_384,
+    kernels: Annotated[
+        str, Option(help="torch, vllm, or auto: vLLM's kernels on a CPU where vLLM is installed, else torch's.")
+    ] = "auto",
 ) -> None:
     """Time the operators of a model on this machine, with random weights, and write tables of them."""
     parallels = _sizes(tp)
@@ -51,6 +54,7 @@ def profile(
             budget_s,
             out,
             line.update,
+            kernels,
         )
     _show(outcome, model, device, chosen, out)
 

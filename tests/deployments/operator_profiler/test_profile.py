@@ -20,7 +20,7 @@ from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
 from deployments.operator_profiler import measure
 from deployments.operator_profiler.device import ProfilingError, check_device
-from deployments.operator_profiler.profile import Outcome, profile_operators
+from deployments.operator_profiler.profile import Outcome, library_of, profile_operators
 from deployments.operator_profiler.series import Sizes
 
 CONFIG = {
@@ -40,7 +40,7 @@ def graph(**fields: int) -> OperatorGraph:
 
 
 def run(folder: Path, budget_s: float, one: OperatorGraph | None = None, tp: tuple[int, ...] = (1,)) -> Outcome:
-    return profile_operators(one or graph(), "small", "cpu", tp, SIZES, budget_s, folder, lambda text: None)
+    return profile_operators(one or graph(), "small", "cpu", tp, SIZES, budget_s, folder, lambda text: None, "torch")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,7 +122,12 @@ def test_a_run_goes_on_and_measures_no_round_twice(measured: tuple[Path, Outcome
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"dtype": "bf16"}, "dtype, bf16 then and fp32 now"), ({"torch": "1.0"}, r"torch, 1\.0 then"), ({}, "shape")],
+    [
+        ({"kernels": "vllm"}, "kernels, vllm then and torch now"),
+        ({"dtype": "bf16"}, "dtype, bf16 then and fp32 now"),
+        ({"torch": "1.0"}, r"torch, 1\.0 then"),
+        ({}, "shape"),
+    ],
 )
 def test_points_of_another_run_are_refused_by_name(
     measured: tuple[Path, Outcome, str], tmp_path: Path, changed: dict[str, str], message: str
@@ -146,6 +151,11 @@ def test_what_cannot_be_measured_here_is_named(tmp_path: Path, monkeypatch: pyte
     if not torch.cuda.is_available():
         with pytest.raises(ProfilingError, match=r"--device cuda: torch .* sees no GPU here: give --device cpu"):
             check_device("cuda", "bf16")
+    with pytest.raises(ProfilingError, match="--kernels magma: give auto, torch or vllm"):
+        library_of("magma", "cpu")
+    with pytest.raises(ProfilingError, match=r"vLLM's kernels cannot be used on cuda .*: give torch"):
+        library_of("vllm", "cuda")
+    assert library_of("auto", "cuda") == "torch"
     monkeypatch.setattr(measure, "free_bytes", lambda device: 1000.0)
     with pytest.raises(ProfilingError, match=r"has 0\.00 GB of weights, and only 0\.00 GB may be used"):
         run(tmp_path / "new", 1.0)
@@ -154,7 +164,7 @@ def test_what_cannot_be_measured_here_is_named(tmp_path: Path, monkeypatch: pyte
 def test_a_point_that_takes_too_long_is_left_out_with_its_reason(tmp_path: Path) -> None:
     large = graph(intermediate_size=16_384, hidden_size=1024)
     outcome = profile_operators(
-        large, "large", "cpu", (1,), replace(SIZES, max_batch_tokens=65_536), 1.0, tmp_path, lambda text: None
+        large, "large", "cpu", (1,), replace(SIZES, max_batch_tokens=65_536), 1.0, tmp_path, lambda text: None, "torch"
     )
     assert not outcome.is_complete
     assert any("of the budget" in reason for reason in outcome.left_out.values())
