@@ -30,9 +30,9 @@ class VllmTensors(Tensors):
 
     def __init__(self, device: str, *, rotation_bytes: int, kv_limit_bytes: int, dtype: str) -> None:
         super().__init__(device, rotation_bytes=rotation_bytes, kv_limit_bytes=kv_limit_bytes, dtype=dtype)
-        from vllm import _custom_ops as ops
+        from deployments.vllm_seam.cpu_kernels import cpu_kernels
 
-        self._ops: Any = ops
+        self._kernels = cpu_kernels()
         self._packed: tuple[object, list[Any]] = (None, [])
 
     def drop(self) -> None:
@@ -46,9 +46,9 @@ class VllmTensors(Tensors):
         if self._packed[0] != key:
             self._packed = (None, [])
             weights = self._weight_copies(n, k, dtype)
-            self._packed = (key, [self._ops.create_onednn_mm(each.t(), _PRIMITIVES) for each in weights])
+            self._packed = (key, [self._kernels.pack(each.t(), _PRIMITIVES) for each in weights])
         entered, bias = self._randn(m, k), self._randn(n) if has_bias else None
-        return [_bound(self._ops.onednn_mm, packed, entered, bias) for packed in self._packed[1]]
+        return [_bound(self._kernels.product, packed, entered, bias) for packed in self._packed[1]]
 
     def attention(
         self, batch: int, new: int, total: int, heads: tuple[int, int, int], backend: str, *, is_causal: bool
@@ -65,7 +65,7 @@ class VllmTensors(Tensors):
         starts = torch.arange(batch + 1, dtype=torch.int32) * new
         lengths = torch.full((batch,), total, dtype=torch.int32)
         table = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
-        plan = self._ops.cpu_attn_get_scheduler_metadata(
+        plan = self._kernels.plan_attention(
             num_reqs=batch,
             num_heads=query_heads,
             num_kv_heads=kv_heads,
@@ -83,7 +83,7 @@ class VllmTensors(Tensors):
         def attend(cache: Tensor) -> Call:
             key, value = cache.chunk(2, dim=2)
             places = (query, key, value, out, starts, lengths, scale, True, None, -1, table, 0.0, plan, None)
-            return lambda: self._ops.cpu_attention_with_kv_cache(*places)
+            return lambda: self._kernels.attention(*places)
 
         return [attend(cache) for cache in caches]
 
@@ -95,12 +95,12 @@ class VllmTensors(Tensors):
         query, key = qkv[:, :end], qkv[:, end : end + kv_heads * head_dim]
         angles = self._randn(_POSITIONS, head_dim)
         positions = torch.arange(rows) % _POSITIONS
-        return [_bound(self._ops.rotary_embedding, positions, query, key, head_dim, angles, True)]
+        return [_bound(self._kernels.rotary, positions, query, key, head_dim, angles, True)]
 
     def silu_mul(self, rows: int, width: int, backend: str) -> list[Call]:
         """The gated activation of ``width`` outputs."""
         both, out = self._randn(rows, 2 * width), self._randn(rows, width)
-        return [_bound(torch.ops._C.silu_and_mul, out, both)]
+        return [_bound(self._kernels.silu_mul, out, both)]
 
 
 def _bound(function: Any, *arguments: Any) -> Call:

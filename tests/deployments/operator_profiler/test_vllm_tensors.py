@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from deployments.operator_profiler.kernels import silu_mul
 from deployments.operator_profiler.vllm_tensors import VllmTensors, vllm_reason
+from tests.installed_source import installed_source
 
 pytestmark = pytest.mark.vllm
 
@@ -46,3 +47,12 @@ def test_equal_values_come_out_of_attention(
     call()
     # A mean of ones is one, with whatever weights: each query read some keys, and only written values.
     torch.testing.assert_close(outputs[0], torch.ones(batch * new, 2, 32), atol=1e-5, rtol=0)
+
+
+def test_contract_cpu_kernels_cpu_kernels() -> None:
+    """vLLM's CPU layers call these kernels, and in this way: products of packed weights, attention of paged KV."""
+    assert vllm_reason() is None
+    linear = installed_source("vllm/model_executor/layers/utils.py")
+    assert "ops.create_onednn_mm(origin_weight.t(), 32)" in linear and "ops.onednn_mm(handler, x, bias)" in linear
+    attention = installed_source("vllm/v1/attention/backends/cpu_attn.py")
+    assert "ops.cpu_attention_with_kv_cache(" in attention and "kv_cache.chunk(2, dim=2)" in attention
