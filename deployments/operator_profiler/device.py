@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from autoscale.operators.device import DeviceFacts
+from deployments.operator_profiler.kernels import product_call, scaled_call
 from deployments.operator_profiler.meter import open_meter
 
 _CPU_TYPES = ("fp32", "bf16")
@@ -111,7 +112,7 @@ def measured_facts(device: str) -> DeviceFacts:
         kind=device,
         name=device_name(device),
         memory_bytes=memory_bytes,
-        reached_flops_per_s={dtype: _flops_per_s(device, dtype) for dtype in data_types(device) if dtype != "fp8"},
+        reached_flops_per_s={dtype: _flops_per_s(device, dtype) for dtype in data_types(device)},
         reached_bytes_per_s=reached_bytes_per_s,
         processors=processors,
         link_bytes_per_s=link,
@@ -125,7 +126,11 @@ def measured_facts(device: str) -> DeviceFacts:
 def _flops_per_s(device: str, dtype: str) -> float:
     side = _SQUARE[device] // (2 if dtype == "bf16" and device == "cpu" else 1)
     left = torch.randn(side, side, device=device, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
-    return 2.0 * side**3 / _least_s(device, lambda: torch.mm(left, left))
+    call = product_call(left, left, torch.empty_like(left))
+    if dtype == "fp8":
+        narrow = left.to(torch.float8_e4m3fn)
+        call = scaled_call(narrow, narrow, torch.ones((), device=device))
+    return 2.0 * side**3 / _least_s(device, call)
 
 
 def _copy_bytes_per_s(device: str) -> float:
