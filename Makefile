@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clean operators-truth-cpu
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -116,6 +116,9 @@ operators-savings: setup ## What operator-level plans save against model level, 
 
 operators-truth: setup ## Hold profiles from operators alone against engines measured on GPUs (about a minute)
 	@$(VENV)/python -m tests.lab.truth.operators_truth --json reports/operators_truth.json
+
+operators-truth-cpu: setup ## Hold the operators of this machine against a live vLLM engine of the same layers (about 5 minutes)
+	@$(VENV)/python -m tests.lab.truth.operators_truth_cpu
 
 reproduce: setup ## Compare the papers' claims with the results of this code (about 4 minutes)
 	@$(VENV)/python -m tests.lab.truth.reproduce

@@ -56,6 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "deployments/replicas": {"machine", "wire", "serve_seam", "vllm_seam"},
     "deployments/emulated": {"machine", "wire", "serve_seam", "vllm_seam", "replicas"},
     "deployments/profiler": {"machine", "wire", "serve_seam", "vllm_seam", "replicas"},
+    "deployments/operator_profiler": {"profiler", "vllm_seam"},
     "serve_app/checks": set(),
     "serve_app/load": set(),
     "serve_app/kube": {"checks"},

@@ -4,19 +4,15 @@ Other work of a machine adds to a time, for seconds at a time. So measurements c
 again only in a later round. The least times count.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from autoscale.engines.form import TOLERANCE_FRAC, Form, Place, Terms, fitted
+from autoscale.engines.repeats import LEAST_ROUNDS, agree, between, is_settled, least_time
 
 Times = Mapping[Place, Sequence[float]]  # measured seconds by place, one for each round
 
-LEAST_ROUNDS = 2  # rounds of a place whose time is that of the form
-_MOST_ROUNDS = 6  # rounds of any other place
-_AGREEMENT_FRAC = 0.1  # the three least times of a place agree within this share
-LEAST_AGREED_ROUNDS = 3
 _MOST_BETWEEN = 2  # places that are added between two of the first ones
 
 
@@ -42,7 +38,7 @@ class Survey:
             return first
         form = form_of(self.terms, times)
         doubtful = [
-            place for place in places if form.misses(place, _time(times[place])) and not is_settled(times[place])
+            place for place in places if form.misses(place, least_time(times[place])) and not is_settled(times[place])
         ]
         if doubtful:
             return doubtful
@@ -82,27 +78,4 @@ def form_of(terms: Terms, times: Times) -> Form:
 
 def place_times(times: Times) -> dict[Place, float]:
     """The time of each place that has been measured."""
-    return {place: _time(each) for place, each in times.items() if each}
-
-
-def _time(times: Sequence[float]) -> float:
-    """The median of the three least times: one that is too low by chance does not count; of two, the lower one."""
-    least = sorted(times)[:LEAST_AGREED_ROUNDS]
-    return least[(len(least) - 1) // 2]
-
-
-def is_settled(times: Sequence[float]) -> bool:
-    """Whether a place needs no further round: its least times agree, or there were enough of them."""
-    return agree(times) or len(times) >= _MOST_ROUNDS
-
-
-def agree(times: Sequence[float]) -> bool:
-    """Whether the three least times of a place agree, so that they are its own and not the machine's."""
-    least = sorted(times)[:LEAST_AGREED_ROUNDS]
-    return len(least) == LEAST_AGREED_ROUNDS and least[-1] <= (1.0 + _AGREEMENT_FRAC) * least[0]
-
-
-def between(start: int, end: int) -> int | None:
-    """The whole number between two others at equal ratios; ``None``: there is none."""
-    middle = min(max(round(math.sqrt(start * end)), start + 1), end - 1)
-    return middle if start < middle < end else None
+    return {place: least_time(each) for place, each in times.items() if each}

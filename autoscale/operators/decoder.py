@@ -4,7 +4,7 @@ from autoscale.operators.attention import Attention
 from autoscale.operators.collective import Collective
 from autoscale.operators.experts import GroupedExperts
 from autoscale.operators.gemm import Gemm
-from autoscale.operators.kinds import Operator, Unit
+from autoscale.operators.kinds import Operator, Unit, wide_dtype
 from autoscale.operators.model_shape import Experts, ModelShape
 from autoscale.operators.pointwise import Pointwise
 
@@ -19,7 +19,7 @@ def decoder_operators(shape: ModelShape, dtype: str, kv_dtype: str) -> tuple[Ope
         *_attention_block(shape, dtype, kv_dtype),
         *_mlp(shape, dtype),
         *_expert_block(shape, dtype),
-        *_head(shape),
+        *_head(shape, wide_dtype(dtype)),
     )
 
 
@@ -166,7 +166,7 @@ def _expert_block(shape: ModelShape, dtype: str) -> tuple[Operator, ...]:
         return ()
     copies, hidden = experts.sparse_layers, shape.hidden
     return (
-        Gemm(name="router", copies=copies, columns=experts.count, rows=hidden, dtype="bf16", is_split=False),
+        Gemm(name="router", copies=copies, columns=experts.count, rows=hidden, dtype=wide_dtype(dtype), is_split=False),
         Pointwise(
             name="expert_choice",
             copies=copies,
@@ -194,11 +194,11 @@ def _shared_expert(experts: Experts, hidden: int, dtype: str) -> tuple[Operator,
     width, copies = experts.shared_intermediate, experts.sparse_layers
     if not width:
         return ()
-    gate = Gemm(name="shared_gate", copies=copies, columns=1, rows=hidden, dtype="bf16", is_split=False)
+    gate = Gemm(name="shared_gate", copies=copies, columns=1, rows=hidden, dtype=wide_dtype(dtype), is_split=False)
     return (*_dense("shared_", copies, hidden, width, dtype, False), gate)
 
 
-def _head(shape: ModelShape) -> tuple[Operator, ...]:
+def _head(shape: ModelShape, dtype: str) -> tuple[Operator, ...]:
     hidden, vocab = shape.hidden, shape.vocab
     # A tied head reads the weights of the embedding, which hold them.
     head: Operator = Gemm(
@@ -206,7 +206,7 @@ def _head(shape: ModelShape) -> tuple[Operator, ...]:
         copies=1,
         columns=vocab,
         rows=hidden,
-        dtype="bf16",
+        dtype=dtype,
         unit=Unit.SEQUENCE,
         is_tied=shape.ties_embeddings,
     )

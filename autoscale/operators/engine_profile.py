@@ -62,10 +62,10 @@ def engine_profile(
         handoff=Handoff(base_s=0.015, kv_bytes_per_token=kv_bytes, bytes_per_s=25e9 * parallel),
         start_s=45.0,
         flops_per_token=2.0 * _active_weights(graph),
-        peak_flops=gpu.peak_flops_per_s[graph.precision.weights] * parallel,
+        peak_flops=gpu.peak(graph.precision.weights) * parallel,
         memory=Memory(weight_bytes=graph.weight_bytes, peak_bytes_per_s=gpu.memory_bytes_per_s * parallel),
         precision=Precision(
-            dtype="bfloat16",
+            dtype="float32" if graph.precision.weights == "fp32" else "bfloat16",
             quantization="fp8" if graph.precision.weights == "fp8" else None,
             kv_cache_dtype="fp8" if graph.precision.kv == "fp8" else "auto",
         ),

@@ -20,7 +20,7 @@ class Gpu:
 
     Attributes:
         memory_bytes: memory of one GPU.
-        peak_flops_per_s: dense tensor-core arithmetic by data type (``bf16``, ``fp8``), FLOP/s.
+        peak_flops_per_s: dense tensor-core arithmetic by data type (``bf16``, ``fp8``), FLOP/s; ``peak`` reads it.
         memory_bytes_per_s: bandwidth of the memory.
         sm_count: streaming multiprocessors.
         link_bytes_per_s: bandwidth between two GPUs of a node, one direction.
@@ -33,6 +33,7 @@ class Gpu:
             milliseconds, which measured tables hold: at its power limit a GPU lowers its clock. It holds where
             arithmetic is the bound.
         sustained_decode_attention_ratio: the same for decode attention.
+        is_padding: whether engines pad batches to the size of a CUDA graph; those of a CPU do not.
     """
 
     name: str
@@ -47,6 +48,22 @@ class Gpu:
     peak_power_w: float
     sustained_product_ratio: float = 1.0
     sustained_decode_attention_ratio: float = 1.0
+    is_padding: bool = True
+
+    def peak(self, dtype: str) -> float:
+        """Arithmetic in a data type, FLOP/s.
+
+        Raises:
+            UnsupportedDataTypeError: it computes in other types only.
+        """
+        if dtype not in self.peak_flops_per_s:
+            types = ", ".join(self.peak_flops_per_s)
+            raise UnsupportedDataTypeError(f"{self.name} has no {dtype} arithmetic here: give one of {types}")
+        return self.peak_flops_per_s[dtype]
+
+
+class UnsupportedDataTypeError(ValueError):
+    """A GPU type, as it is known here, does not compute in a data type."""
 
 
 class UnknownGpuError(ValueError):

@@ -16,9 +16,10 @@ from autoscale.operators.vision import vision_operators
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorPrecision:
-    """Types of the weights of linear layers and of the KV cache: bf16 or fp8.
+    """Types of the weights of linear layers and of the KV cache: bf16, fp8 or fp32.
 
-    Embeddings, the LM head, norms and the router stay in bf16, as in the quantised checkpoints that engines load.
+    With fp8, embeddings, the LM head, norms and the router stay in bf16, as in the quantised checkpoints that engines
+    load.
     """
 
     weights: str = "bf16"

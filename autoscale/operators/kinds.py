@@ -13,7 +13,12 @@ MOST_PARALLEL = 8
 PARALLEL_SIZES = tuple(1 << power for power in range(MOST_PARALLEL.bit_length()))
 
 # Bytes of an element by data type.
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
+
+
+def wide_dtype(dtype: str) -> str:
+    """The type of what is not quantised, in a model whose linear layers have weights of ``dtype``."""
+    return "bf16" if dtype == "fp8" else dtype
 
 
 class Unit(StrEnum):

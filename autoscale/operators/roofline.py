@@ -37,4 +37,4 @@ def roofline_s(work: Work, peak_flops_per_s: float, bytes_per_s: float, efficien
 
 def gpu_roofline_s(work: Work, gpu: Gpu, dtype: str, efficiency: Efficiency) -> float:
     """``roofline_s`` of work in the memory of a GPU."""
-    return roofline_s(work, gpu.peak_flops_per_s[dtype], gpu.memory_bytes_per_s, efficiency)
+    return roofline_s(work, gpu.peak(dtype), gpu.memory_bytes_per_s, efficiency)

@@ -63,7 +63,7 @@ class OperatorTimes:
         found = self._gemm.curve(operator.dtype, n, k)
         if found.curve is None:
             return _timed(self._gemm.roofline_s(operator.dtype, m, n, k), found.kind, found.text)
-        is_in_graph = not step.prompts and m <= GRAPH_ROWS
+        is_in_graph = self.gpu.is_padding and not step.prompts and m <= GRAPH_ROWS
         reading = found.padded.at(graph_batch(m)) if is_in_graph and found.padded else found.curve.at(m)
         seconds = reading.value * self._sustained(gemm_work(operator.dtype, m, n, k), operator.dtype)
         return _timed(seconds, worst((reading.kind, found.kind)), found.text)
@@ -71,7 +71,7 @@ class OperatorTimes:
     def _sustained(self, work: Work, dtype: str) -> float:
         """How much longer a product takes in an engine than in a short measurement: arithmetic lowers the clock."""
         gpu = self.gpu
-        compute_s, memory_s = work.flops / gpu.peak_flops_per_s[dtype], work.traffic_bytes / gpu.memory_bytes_per_s
+        compute_s, memory_s = work.flops / gpu.peak(dtype), work.traffic_bytes / gpu.memory_bytes_per_s
         return 1.0 + (gpu.sustained_product_ratio - 1.0) * min(1.0, compute_s / memory_s)
 
     def _pointwise(self, operator: Pointwise, step: Pass, parallel: int) -> Timed:

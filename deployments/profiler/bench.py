@@ -6,7 +6,8 @@ import random
 from vllm import AsyncLLMEngine
 
 from autoscale.engines.form import Place, ladder, prompt_terms, step_terms
-from autoscale.engines.sampling import Survey, between
+from autoscale.engines.repeats import between
+from autoscale.engines.sampling import Survey
 from deployments.profiler.engines import DECODE_STEPS, added_s, prefill_s, step_s
 from deployments.profiler.pace import Pace
 from deployments.profiler.rounds import Track, places_track, survey_track

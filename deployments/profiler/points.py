@@ -24,12 +24,13 @@ class Points:
     A place is what was measured, such as ``decode``, and where, such as batch and context.
     """
 
-    def __init__(self, path: Path, engines: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, engines: Mapping[str, Any], of: str = "other engines") -> None:
         """Read the points of an earlier run.
 
         Args:
             path: the file; it may not exist yet.
             engines: what makes the engines what they are; points of other engines are not used.
+            of: what points that are refused are of, for the message.
 
         Raises:
             ValueError: the file cannot be read, is none of this kind, or has points of other engines.
@@ -43,9 +44,11 @@ class Points:
             rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
             if rows:
                 before = rows[0]["engines"]
-                changed = sorted(name for name, value in first["engines"].items() if before.get(name) != value)
+                now = first["engines"]
+                changed = [name for name in sorted(now) if before.get(name) != now[name]]
                 if changed:
-                    raise ValueError(f"it has points of other engines ({', '.join(changed)} differ)")
+                    texts = ", ".join(_text(name, before.get(name), now[name]) for name in changed)
+                    raise ValueError(f"it has points of {of} (differ: {texts})")
             self.timings = {tuple(row["at"]): _timing(row) for row in rows[1:]}
             self.reused = len(self.timings)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +59,21 @@ class Points:
     async def measured(self, place: tuple[Any, ...], measure: Callable[[], Awaitable[Timing]]) -> Timing:
         """The timing at a place, measured now if it is not stored yet."""
         if place not in self.timings:
-            seconds, pace_s = await measure()
-            timing = Timing(round(seconds, 7), None if pace_s is None else round(pace_s, 7))
-            self.timings[place] = timing
-            with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"at": list(place), **timing._asdict()}) + "\n")
+            self.add(place, await measure())
         return self.timings[place]
+
+    def add(self, place: tuple[Any, ...], timing: Timing) -> None:
+        """Store a timing, to a tenth of a nanosecond."""
+        seconds, pace_s = timing
+        timing = Timing(round(seconds, 10), None if pace_s is None else round(pace_s, 10))
+        self.timings[place] = timing
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"at": list(place), **timing._asdict()}) + "\n")
+
+
+def _text(name: str, before: Any, now: Any) -> str:
+    """What differs; its values where they are short."""
+    return f"{name}, {before} then and {now} now" if isinstance(now, str | int) else name
 
 
 def _timing(row: Mapping[str, Any]) -> Timing:

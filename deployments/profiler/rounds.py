@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from autoscale.engines.form import Place
-from autoscale.engines.sampling import LEAST_AGREED_ROUNDS, LEAST_ROUNDS, Survey, Times, is_settled, place_times
+from autoscale.engines.repeats import LEAST_AGREED_ROUNDS, LEAST_ROUNDS, is_settled
+from autoscale.engines.sampling import Survey, Times, place_times
 from deployments.profiler.pace import Pace
 from deployments.profiler.points import Points, Timing
 

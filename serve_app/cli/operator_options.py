@@ -12,9 +12,12 @@ Model = Annotated[
         "folder with one, or a shipped model such as llama-3.1-8b."
     ),
 ]
-GpuType = Annotated[str | None, Option(help="With --from-operators: the GPU type, such as H100.")]
+GpuType = Annotated[
+    str | None,
+    Option(help="With --from-operators: the GPU type, such as H100, or the device of --tables, such as cpu."),
+]
 TensorParallel = Annotated[int, Option(min=1, help="With --from-operators: tensor parallel size.")]
-Dtype = Annotated[str, Option(help="With --from-operators: type of the weights, bf16 or fp8.")]
+Dtype = Annotated[str, Option(help="With --from-operators: type of the weights: bf16, fp8, or fp32 on a CPU.")]
 KvDtype = Annotated[
     str | None, Option(help="With --from-operators: type of the KV cache; by default that of the weights.")
 ]

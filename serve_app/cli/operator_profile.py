@@ -4,8 +4,8 @@ from pathlib import Path
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.operators.costs import SourceKind
+from autoscale.operators.device import load_gpu
 from autoscale.operators.engine_profile import engine_profile
-from autoscale.operators.gpu import gpu_named
 from autoscale.operators.graph import OperatorPrecision, operator_graph
 from autoscale.operators.kinds import Pass
 from autoscale.operators.step_times import EngineSettings, StepTimes
@@ -31,13 +31,14 @@ def write_operator_profile(
     """Write the profile, and print what each operator takes and where its time comes from.
 
     ``model``: a shipped model's name, a config.json, or a folder with one. ``dtypes``: of weights and of KV.
-    ``tables``: a folder with measured tables of the GPU; None: those shipped.
+    ``tables``: a folder with measured tables of the GPU, or of a device of its own (``device.json``); None: those
+    shipped.
 
     Raises:
         ConfigError: the model, its config or the GPU is not known, the model does not fit, or a file cannot be written.
     """
     graph = operator_graph(model_config(model), OperatorPrecision(weights=dtypes[0], kv=dtypes[1]))
-    gpu = gpu_named(gpu_name)
+    gpu = load_gpu(gpu_name, tables)
     times = OperatorTimes(gpu, load_operator_tables(tables or shipped(f"operators/tables/{gpu.name}")))
     profile = engine_profile(name or out.stem, model, graph, times, settings)
     write_file(out, profile.model_dump_json(indent=1) + "\n", "--out")

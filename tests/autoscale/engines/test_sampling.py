@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscale.engines.form import Place, prompt_terms, step_terms
-from autoscale.engines.sampling import Survey, between, form_of, is_settled
+from autoscale.engines.repeats import between, is_settled
+from autoscale.engines.sampling import Survey, form_of
 
 AXIS = (16, 64, 256, 1024, 4096)
 SURVEY = Survey(terms=prompt_terms(8192), axis=AXIS, contexts=lambda tokens: (0,))

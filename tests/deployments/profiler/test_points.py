@@ -36,7 +36,7 @@ async def test_points_of_other_engines_are_refused_by_name(tmp_path: Path) -> No
     path = tmp_path / "a.points.jsonl"
     await Points(path, ENGINES).measured(("decode", 1, 64), Measure())
     other = {**ENGINES, "decode": {"model": "m", "gpu": "H200"}}
-    with pytest.raises(ValueError, match=r"points of other engines \(decode differ\): remove the file"):
+    with pytest.raises(ValueError, match=r"points of other engines \(differ: decode\): remove the file"):
         Points(path, other)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from autoscale.engines.form import decode_surface, ladder, prefill_curve, prompt_terms, step_terms
-from autoscale.engines.sampling import Survey, between, form_of
+from autoscale.engines.repeats import between
+from autoscale.engines.sampling import Survey, form_of
 from deployments.profiler.pace import Pace
 from deployments.profiler.points import Points
 from deployments.profiler.rounds import MeasuringError, Track, measure_all, places_track, survey_track

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from autoscale.operators.tables import COLUMNS
+from autoscale.operators.saved_tables import save_operator_table
 from tests.lab.operators.thinning import thinned
 
 OUT = Path("configs/operators/tables")
@@ -50,21 +50,16 @@ def gathered(rows: Iterable[Row], key: Callable[[Row], Key], axis: str, time_us:
 
 
 def write(folder: Path, name: str, curves: Points) -> int:
-    """Write a table of thinned curves; returns its rows. The file has no time stamp, so that it can be reproduced."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS[name], "time_us"])
-    total = 0
-    for key in sorted(curves):
-        for at, time_us in thinned(curves[key], in_logs=name in ("prompt_attention", "chunk_attention")).items():
-            writer.writerow([*key, int(at), f"{time_us:.6g}"])
-            total += 1
-    folder.mkdir(parents=True, exist_ok=True)
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=9) as file:
-        file.write(text.getvalue().encode())
-    (folder / f"{name}.csv.gz").write_bytes(packed.getvalue())
-    return total
+    """Write a table of thinned curves; returns its rows."""
+    return save_operator_table(
+        folder,
+        name,
+        (
+            (*key, int(at), time_us)
+            for key in sorted(curves)
+            for at, time_us in thinned(curves[key], in_logs=name in ("prompt_attention", "chunk_attention")).items()
+        ),
+    )
 
 
 def _latency_us(row: Row) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deployments.operator_profiler.timing import Call, Timer, new_event, new_stream
 from tests.lab.operators.tables import Skipped, Table
-from tests.lab.operators.timing import Call, Timer, new_event, new_stream
 
 LINK_COLUMNS = (
     "measure",

@@ -22,10 +22,10 @@ if not __package__:  # run as a plain file: a package `tests` of another project
 
 import torch
 
-from tests.lab.operators.meter import open_meter
+from deployments.operator_profiler.meter import open_meter
+from deployments.operator_profiler.timing import DeviceLostError
 from tests.lab.operators.run import PARTS, SCRIPT, Run, measure_operators, models_of, share_plan, wake
 from tests.lab.operators.shares import serve_child
-from tests.lab.operators.timing import DeviceLostError
 
 # New processes after a lost CUDA context.
 _MOST_RESTARTS = 3

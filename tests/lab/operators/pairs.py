@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from deployments.operator_profiler.meter import Meter
+from deployments.operator_profiler.timing import Burst, CudaTimer, HostTimer, Timer, new_event
 from tests.lab.operators.layer import Layer
-from tests.lab.operators.meter import Meter
 from tests.lab.operators.shapes import Point
 from tests.lab.operators.tables import POINT_COLUMNS, Skipped, Table, point_cells
-from tests.lab.operators.timing import Burst, CudaTimer, HostTimer, Timer, new_event
 
 PAIR_COLUMNS = (
     *POINT_COLUMNS,

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.operator_profiler.meter import Meter
+from deployments.operator_profiler.timing import Burst, Timer
 from tests.lab.operators.layer import Layer
-from tests.lab.operators.meter import Meter
 from tests.lab.operators.shapes import Point
 from tests.lab.operators.tables import POINT_COLUMNS, Skipped, Table, point_cells
-from tests.lab.operators.timing import Burst, Timer
 
 POWER_COLUMNS = (
     "state",

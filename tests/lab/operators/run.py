@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from deployments.operator_profiler.meter import Meter, open_meter
+from deployments.operator_profiler.timing import TIMING_COLUMNS, Timer, make_timer
 from tests.lab.operators import points as plan
 from tests.lab.operators.layer import Layer
 from tests.lab.operators.links import LINK_COLUMNS, LinksRoom, measure_links
-from tests.lab.operators.meter import Meter, open_meter
 from tests.lab.operators.pairs import PAIR_COLUMNS, PairsRoom, measure_pairs
 from tests.lab.operators.power import POWER_COLUMNS, PowerRoom, measure_power
 from tests.lab.operators.shapes import Point, UnsupportedShapeError, work_of
@@ -29,7 +30,6 @@ from tests.lab.operators.tables import (
     point_cells,
     point_key,
 )
-from tests.lab.operators.timing import TIMING_COLUMNS, Timer, make_timer
 
 # The file that a child of the part shares runs.
 SCRIPT = Path(__file__).resolve().with_name("measure.py")

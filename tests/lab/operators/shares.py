@@ -14,12 +14,12 @@ from typing import IO, Any
 
 import torch
 
+from deployments.operator_profiler.meter import Meter
+from deployments.operator_profiler.timing import TIMING_COLUMNS, CudaTimer, HostTimer, Timer
 from tests.lab.operators.layer import Layer
-from tests.lab.operators.meter import Meter
 from tests.lab.operators.mps import SharesError, mps_daemon
 from tests.lab.operators.shapes import Point
 from tests.lab.operators.tables import POINT_COLUMNS, Skipped, Table, point_cells
-from tests.lab.operators.timing import TIMING_COLUMNS, CudaTimer, HostTimer, Timer
 
 SHARE_COLUMNS = (*POINT_COLUMNS, "share_percent", "sms", "share_method", *TIMING_COLUMNS)
 SHARES_PERCENT = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)

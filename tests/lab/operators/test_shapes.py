@@ -77,7 +77,7 @@ def test_nan_is_never_written() -> None:
 
 
 def test_bursts_use_each_variant_equally_often() -> None:
-    timing = pytest.importorskip("tests.lab.operators.timing")
+    timing = pytest.importorskip("deployments.operator_profiler.timing")
     assert timing.calls_per_burst(10.0, 7, 3000.0) == 252
     assert timing.calls_per_burst(10_000.0, 7, 3000.0) == 7
 

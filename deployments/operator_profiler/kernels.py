@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own short name)
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
-from tests.lab.operators.shapes import Point
-from tests.lab.operators.timing import Call
+from deployments.operator_profiler.timing import Call
 
 _TOP_P = 0.9
+_EPSILON = 1e-5  # of norms
 _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -44,14 +45,12 @@ def top_p(logits: Tensor) -> Tensor:
 def compiled(plain: Callable[..., Any]) -> Callable[..., Any] | Exception:
     """The function as one kernel for all sizes, or why there is no compiler."""
     try:
-        from torch._dynamo import config
-        from torch._inductor import config as inductor
-
-        inductor.compile_threads = 1  # no pool of worker processes for two small kernels
         for name, value in (("recompile_limit", 64), ("fail_on_recompile_limit_hit", True)):
-            if hasattr(config, name):
-                setattr(config, name, value)
-        fused: Callable[..., Any] = torch.compile(plain, dynamic=True, fullgraph=True)
+            if hasattr(torch.compiler.config, name):
+                setattr(torch.compiler.config, name, value)
+        # no pool of worker processes for a few small kernels
+        options: dict[str, Any] = {"compile_threads": 1}
+        fused: Callable[..., Any] = torch.compile(plain, dynamic=True, fullgraph=True, options=options)
     except Exception as error:  # a missing compiler must not end the run
         return error
     return fused
@@ -63,7 +62,7 @@ def bound(function: Callable[..., Any], *tensors: Tensor) -> Call:
 
 
 def product_call(entered: Tensor, weight: Tensor, out: Tensor) -> Call:
-    """A linear layer in bf16."""
+    """A linear layer."""
     columns = weight.t()
     return lambda: torch.mm(entered, columns, out=out)
 
@@ -76,21 +75,51 @@ def biased_call(entered: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> C
 
 def scaled_call(entered: Tensor, weight: Tensor, scale: Tensor) -> Call:
     """A linear layer in FP8 with one scale per tensor."""
-    columns = weight.t()
-    return lambda: torch._scaled_mm(
-        entered, columns, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
+    columns, whole = weight.t(), F.ScalingType.TensorWise
+    return lambda: F.scaled_mm(
+        entered, columns, scale, whole, scale, whole, output_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 
-def attention_call(point: Point, query: Tensor, key: Tensor, value: Tensor) -> Call:
-    """Attention by the kernel that the point names; all tensors are (sequences, heads, tokens, head_dim)."""
-    if point.role == "prefill" and point.context:
-        # Flash's causal mask is aligned to the last key, as chunked prefill needs; the public function refuses this.
-        return lambda: torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
-    backend, is_causal = _BACKENDS[point.backend], point.role == "prefill"
+def residual_norm(entered: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    """The norm of a layer's input, which is added to the residual first, in place."""
+    return F.rms_norm(residual.add_(entered), weight.shape, weight, _EPSILON)
+
+
+def head_norm(query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The norms of the heads of query and key, as in Qwen3."""
+    return (
+        F.rms_norm(query, query_weight.shape, query_weight, _EPSILON),
+        F.rms_norm(key, key_weight.shape, key_weight, _EPSILON),
+    )
+
+
+def attention_call(query: Tensor, key: Tensor, value: Tensor, backend: str, *, is_causal: bool) -> Call:
+    """Attention by one kernel; all tensors are (sequences, heads, tokens, head_dim).
+
+    ``backend``: flash or cudnn. ``is_causal``: the last query sees all keys, each one before it sees one less.
+    """
+    past = key.shape[2] - query.shape[2]
+    mask: Any = None
+    if is_causal and past:
+        mask = _chunk_mask(query, past) if query.device.type == "cpu" else causal_lower_right(*_sizes(query, key))
+    is_square = is_causal and not past
 
     def attend() -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+        with sdpa_kernel(_BACKENDS[backend]):
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=is_square, enable_gqa=query.shape[1] != key.shape[1]
+            )
 
     return attend
+
+
+def _sizes(query: Tensor, key: Tensor) -> tuple[int, int]:
+    return int(query.shape[2]), int(key.shape[2])
+
+
+def _chunk_mask(query: Tensor, past: int) -> Tensor:
+    """What each query of a chunk adds to the scores of all keys: nothing, or minus infinity for later keys."""
+    new = query.shape[2]
+    later = torch.ones(new, past + new, dtype=torch.bool).triu(past + 1)
+    return torch.zeros(new, past + new, dtype=query.dtype).masked_fill(later, -math.inf)

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tests.lab.operators.meter import Meter
+from deployments.operator_profiler.meter import Meter
 
 Call = Callable[[], Any]
 # Most calls in one burst: a graph of some thousand kernels is still captured in milliseconds.
@@ -19,6 +18,8 @@ MAX_CALLS = 256
 # Bursts longer than this are measured in fewer groups.
 _LONG_BURST_US = 20_000.0
 _LONG_BURST_GROUPS = 5
+# Calls and loops on a CPU that are longer are measured once.
+_LONG_LOOP_US = 100_000.0
 # Below this share of the highest clock a point is timed once more: the GPU was still waking up.
 _AWAKE_CLOCK_FRAC = 0.6
 
@@ -151,13 +152,7 @@ class CudaTimer:
             for call in order:
                 call()
         finally:
-            try:
-                graph.capture_end()
-            except Exception:
-                # torch leaves the allocator in capture then, and it would never empty its cache again.
-                with suppress(Exception):
-                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-                raise
+            graph.capture_end()
         return graph
 
     def marks_us(self, burst: Burst, count: int) -> list[float]:
@@ -210,11 +205,11 @@ class CudaTimer:
 
 
 class HostTimer:
-    """Times calls on the CPU, for dry runs.
+    """Times calls on the CPU.
 
     Args:
         target_us: Length of a burst and of a group.
-        groups: Groups per point.
+        groups: Groups per point; a burst longer than a tenth of a second is measured once.
     """
 
     def __init__(self, *, target_us: float = 300.0, groups: int = 3) -> None:
@@ -222,11 +217,17 @@ class HostTimer:
 
     def burst(self, calls: Sequence[Call], can_capture: bool = True) -> Burst:
         """Warm up; a burst is a loop."""
-        for call in calls:
-            call()
-        started_s = time.perf_counter()
+        return self._burst(calls, self._first_us(calls))
+
+    def _first_us(self, calls: Sequence[Call]) -> float:
+        """Time of the last variant, after the first one has warmed up."""
         calls[0]()
-        count = calls_per_burst((time.perf_counter() - started_s) * 1e6, len(calls), self._target_us)
+        started_s = time.perf_counter()
+        calls[-1]()
+        return (time.perf_counter() - started_s) * 1e6
+
+    def _burst(self, calls: Sequence[Call], call_us: float) -> Burst:
+        count = calls_per_burst(call_us, len(calls), self._target_us)
         order = [calls[index % len(calls)] for index in range(count)]
         return Burst(launch=lambda: [call() for call in order], calls=count, method="host loop")
 
@@ -240,10 +241,15 @@ class HostTimer:
 
     def time(self, calls: Sequence[Call], can_capture: bool = True) -> Timing:
         """Median over groups of the mean time of a call."""
-        burst = self.burst(calls)
-        marks = self.marks_us(burst, self._groups)
+        first_us = self._first_us(calls)
+        if first_us > _LONG_LOOP_US:
+            return summary([first_us], 1, "host loop", None)
+        burst = self._burst(calls, first_us)
+        marks = self.marks_us(burst, 1)
+        if marks[1] - marks[0] < _LONG_LOOP_US:
+            marks = self.marks_us(burst, self._groups)
         samples = [(last - first) / burst.calls for first, last in pairwise(marks)]
-        return summary(samples, self._groups * burst.calls, burst.method, None)
+        return summary(samples, len(samples) * burst.calls, burst.method, None)
 
     def finish(self) -> None:
         """Nothing is pending."""
