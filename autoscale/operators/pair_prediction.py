@@ -1,4 +1,4 @@
-"""What requests see on a prefill and a decode pool with fixed counts, by queueing formulas, without a simulation (pure).
+"""What requests see on a prefill and a decode pool with fixed counts, by queueing formulas (pure).
 
 In each window of the trace, prompts wait as in M/G/R: the mean wait of M/M/R (Eq. 1) times (1 + cv^2) / 2, with an
 exponential tail (Allen and Cunneen). Work that a window leaves over is added to the waits of the next one. Decode has
@@ -86,7 +86,8 @@ class _Decode:
 def predict(pair: PoolPair, load: PairLoad, rule: LengthRule, objectives: Objectives) -> Effect:
     """The effect of a pair of pools on a load."""
     tables = _Tables(pair, load)
-    ttfts, tpots, weights, kept = [], [], [], []
+    ttfts, weights, kept = [], [], []
+    tpots, tpot_weights = [], []
     prompts_behind_s = answers_behind_s = 0.0
     for number, rate in enumerate(load.rates_per_s):
         members = np.flatnonzero(load.window == number)
@@ -104,12 +105,13 @@ def predict(pair: PoolPair, load: PairLoad, rule: LengthRule, objectives: Object
         ttfts.append(ttft.ravel())
         weights.append(window.weights.ravel() * weight)
         kept.append((ttft <= objectives.ttft_s).ravel() * has_tpot)
-        tpots.append((decode.steps_s, np.full(decode.steps_s.size, rate / decode.steps_s.size)))
+        tpots.append(decode.steps_s)
+        tpot_weights.append(np.full(decode.steps_s.size, rate / decode.steps_s.size))
     weight = np.concatenate(weights)
     return Effect(
         gpus=pair.gpus,
         ttft_p90_s=_quantile(np.concatenate(ttfts), weight, 0.9),
-        tpot_p90_s=_quantile(*(np.concatenate(part) for part in zip(*tpots, strict=True)), 0.9),
+        tpot_p90_s=_quantile(np.concatenate(tpots), np.concatenate(tpot_weights), 0.9),
         attained_frac=float(np.average(np.concatenate(kept), weights=weight)),
     )
 
@@ -153,7 +155,8 @@ class _Window:
     @property
     def _local_frac(self) -> Floats:
         """Share of the time in which each prompt would be computed on decode."""
-        return np.where(self._is_usual, 1.0, 0.0) + self._waits_frac * (self._raised & ~self._is_usual)
+        shares: Floats = np.where(self._is_usual, 1.0, self._waits_frac * self._raised)
+        return shares
 
     def _decode(self) -> _Decode:
         """The batch at which answers leave as fast as they come."""
