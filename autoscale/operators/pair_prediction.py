@@ -16,8 +16,8 @@ from autoscale.operators.queueing import erlang_c
 
 # Points of the distribution of waits of prompts that wait, at equal shares.
 _WAIT_POINTS = 12
-# Points of the distribution of the batch around its mean.
-_BATCH_POINTS = np.array([-1.5, -0.75, 0.0, 0.75, 1.5])
+# Points of a normal distribution, in standard deviations, at equal shares.
+_POINTS = np.array([-1.4, -0.53, 0.0, 0.53, 1.4])
 # An answer sees the mean of the batches of its whole time, which varies half as much (in variance) as one batch does.
 _BATCH_SPREAD = 0.5
 # Highest busy share for which a queue's wait is computed; work beyond it is left over for the next window.
@@ -74,11 +74,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decode:
-    """Decode in one window: requests in a batch, seconds of a step, and free share of slots and KV."""
+    """Decode in one window: seconds of a step, TPOT by request and point, and free share of slots and KV."""
 
-    batch: float
     step_s: float
-    steps_s: Floats
+    tpot_s: Floats
     headroom_frac: float
     served_frac: float
 
@@ -101,12 +100,12 @@ def predict(pair: PoolPair, load: PairLoad, rule: LengthRule, objectives: Object
         ttft = window.ttft_s + (answers_behind_s + next_behind_s) / 2.0
         answers_behind_s, prompts_behind_s = next_behind_s, window.next_behind_s
         weight = rate / members.size
-        has_tpot = np.mean(decode.steps_s <= objectives.tpot_s)
+        has_tpot = np.mean(decode.tpot_s <= objectives.tpot_s, axis=1)[:, None]
         ttfts.append(ttft.ravel())
         weights.append(window.weights.ravel() * weight)
-        kept.append((ttft <= objectives.ttft_s).ravel() * has_tpot)
-        tpots.append(decode.steps_s)
-        tpot_weights.append(np.full(decode.steps_s.size, rate / decode.steps_s.size))
+        kept.append(((ttft <= objectives.ttft_s) * has_tpot).ravel())
+        tpots.append(decode.tpot_s.ravel())
+        tpot_weights.append(np.full(decode.tpot_s.size, rate / decode.tpot_s.size))
     weight = np.concatenate(weights)
     return Effect(
         gpus=pair.gpus,
@@ -162,7 +161,8 @@ class _Window:
         """The batch at which answers leave as fast as they come."""
         profile, replicas = self._pair.decode, self._pair.decode_replicas
         context = self._load.lengths.context_tokens
-        prompts_frac = min(0.9, self._rate * float(np.mean(self._local_frac * self._local_s)) / replicas)
+        prompts = self._local_frac * self._rate / replicas / self._inputs.size
+        prompts_frac = min(0.9, float(np.sum(prompts * self._local_s)))
         tokens_per_s = self._rate * float(self._outputs.mean()) / replicas
         most = float(max(1, min(profile.max_running, int(profile.kv_tokens / (context + profile.block_tokens / 2)))))
 
@@ -174,12 +174,15 @@ class _Window:
             middle = (low + high) / 2.0
             low, high = (middle, high) if middle / step_s(middle) < tokens_per_s else (low, middle)
         batch = high
-        batches = np.clip(batch + _BATCH_POINTS * np.sqrt(batch * _BATCH_SPREAD), 1.0, most)
+        # The batch varies, and so do the prompts that an answer meets: their stalls are a compound Poisson sum.
+        slope_s = step_s(min(most, batch + 1.0)) - step_s(batch)
+        by_batch = batch * _BATCH_SPREAD * slope_s**2
+        by_stalls = float(np.sum(prompts * self._local_s**2)) * step_s(batch) / self._outputs
+        spread_s = np.sqrt(by_batch + by_stalls)[:, None] * _POINTS[None, :]
         used = max(batch / profile.max_running, batch * context / profile.kv_tokens)
         return _Decode(
-            batch=batch,
             step_s=step_s(batch),
-            steps_s=np.array([step_s(float(each)) for each in batches]),
+            tpot_s=np.maximum(_step_s(profile, 1.0, context), step_s(batch) + spread_s),
             headroom_frac=max(0.0, 1.0 - used),
             served_frac=min(1.0, most / step_s(most) / tokens_per_s),
         )

@@ -63,8 +63,8 @@ def _effect_text(effect: Effect) -> str:
 def _print_table(result: SettingsResult) -> None:
     objectives = result.check.objectives
     title = (
-        f"{result.check.requests_per_s:.3g} requests/s; TTFT {objectives.ttft_s:g} s and TPOT {objectives.tpot_s * 1e3:g} ms "
-        f"for {objectives.attained_frac:.1%} of the requests"
+        f"{result.check.requests_per_s:.3g} requests/s; TTFT {objectives.ttft_s:g} s and TPOT "
+        f"{objectives.tpot_s * 1e3:g} ms for {objectives.attained_frac:.1%} of the requests"
     )
     table = figures_table("", _HEADS, title=title)
     for name, compared in (("before", result.before), ("after", result.after)):
