@@ -28,6 +28,7 @@ from serve_app.cli.numbers import above_0
 from serve_app.cli.operator_model import model_config
 from serve_app.cli.settings_check import SettingsCheck
 from serve_app.cli.settings_config import RoleState, changed, json_patch, only_group, role_kwargs, role_state
+from serve_app.cli.settings_experts import with_experts
 from serve_app.cli.settings_result import found_settings
 from serve_app.cli.settings_view import as_document, show
 from serve_app.cli.sim_inputs import check_outputs, json_text, load_part
@@ -59,6 +60,9 @@ def settings(
     ] = 0.95,
     gpus: Annotated[int | None, Option(min=2, help="Most GPUs; left out: the fewest that keep the objectives.")] = None,
     dtype: Annotated[str, Option(help="Type of the weights: bf16 or fp8.")] = "bf16",
+    expert_skew: Annotated[
+        float | None, Option(min=1.0, help="Load of the busiest expert over the mean, with expert parallelism.")
+    ] = None,
     tables: Annotated[Path | None, Option(help="Folder with measured tables; by default the shipped ones.")] = None,
     out: Annotated[Path | None, Option(help="Write the whole config with the settings to this YAML.")] = None,
     patch: Annotated[Path | None, Option(help="Write the changes alone to this file: a JSON Patch (RFC 6902).")] = None,
@@ -78,7 +82,8 @@ def settings(
     engines = RoleEngines(service.model.id, graph, times, PairLoad.of_requests(requests), tpot_s)
     check = SettingsCheck(engines.profile, requests, service.router, objectives)
     with errors.status("simulating settings"):
-        result = found_settings(service, _states(service, group, kind, graph, requests), engines, check, gpus)
+        states = _states(service, group, kind, graph, requests, expert_skew)
+        result = found_settings(service, states, engines, check, gpus, expert_skew)
     show(result, notes)
     whole = changed(document, result.written)
     check_engines(single_app_config(whole))
@@ -141,7 +146,17 @@ def _kv_type(service: ServiceConfig, group: GroupConfig) -> str:
 
 
 def _states(
-    service: ServiceConfig, group: GroupConfig, kind: Gpu, graph: OperatorGraph, requests: Sequence[TraceRequest]
+    service: ServiceConfig,
+    group: GroupConfig,
+    kind: Gpu,
+    graph: OperatorGraph,
+    requests: Sequence[TraceRequest],
+    skew: float | None,
 ) -> Mapping[Role, RoleState]:
-    longest = max(request.input_tokens + request.output_tokens for request in requests)
-    return {key.role: role_state(service, pool, kind, max(2048, longest)) for key, pool in group.pools().items()}
+    longest = max(2048, *(request.input_tokens + request.output_tokens for request in requests))
+    return {
+        key.role: with_experts(
+            role_state(service, pool, kind, longest), key.role, role_kwargs(service, pool), graph, skew
+        )
+        for key, pool in group.pools().items()
+    }

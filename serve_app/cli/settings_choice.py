@@ -47,7 +47,7 @@ def choose(
     """
     notes, chosen = list[str](), dict[Role, list[Chosen]]()
     for role, choose_engine in ((Role.PREFILL, engines.prefill), (Role.DECODE, engines.decode)):
-        sizes, note = _parallel_sizes(service, _pool(service, role), role, engines)
+        sizes, note = _parallel_sizes(service, before[role], role, engines)
         notes += note
         chosen[role] = _fitting(choose_engine, before[role].engine, sizes)
     profiles = {role: [each.profile for each in found] for role, found in chosen.items()}
@@ -69,11 +69,13 @@ def _pool(service: ServiceConfig, role: Role) -> RoleConfig:
 
 
 def _parallel_sizes(
-    service: ServiceConfig, pool: RoleConfig, role: Role, engines: RoleEngines
+    service: ServiceConfig, state: RoleState, role: Role, engines: RoleEngines
 ) -> tuple[list[int], list[str]]:
-    """Tensor parallel sizes that are compared; one alone where a profile in the config is of that size."""
-    own = pool.tensor_parallel_size
-    if pool.profile is not None or _has_profiled_policy(service):
+    """Tensor parallel sizes that are compared; one alone where the config depends on it."""
+    own = state.engine.parallel
+    if state.engine.expert_load > 1.0:
+        return [own], [f"{role}.tensor_parallel_size stays {own}: enable_expert_parallel spreads experts over it"]
+    if _pool(service, role).profile is not None or _has_profiled_policy(service):
         return [own], [
             f"{role}.tensor_parallel_size stays {own}: a profile in the config was measured at that size "
             "(`tandem profile` measures another)"

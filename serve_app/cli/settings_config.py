@@ -25,13 +25,19 @@ Value = int | bool | str | dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One field of one role, by its name in the config; ``before`` is ``None``: the config leaves it out."""
+    """One field of one role, by its name in the config.
+
+    Attributes:
+        before: ``None``: the config leaves it out, and the engine has ``default``.
+        expert_load: of ``eplb_config``: as ``EngineSettings.expert_load``, with the copies.
+    """
 
     role: Role | None
     name: str
     before: Value | None
     after: Value | None
     default: Value | None = None
+    expert_load: float = 1.0
     why: str
 
     @property
@@ -54,6 +60,10 @@ class RoleState:
 
     def with_setting(self, setting: Setting) -> Self:
         """The role with a setting that changes its replicas or its engine; any other setting changes nothing."""
+        if isinstance(setting.after, dict) and setting.name == "eplb_config":
+            copies = setting.after["num_redundant_experts"]
+            load = setting.expert_load
+            return replace(self, engine=replace(self.engine, redundant_experts=copies, expert_load=load))
         if not isinstance(amount := setting.after, int):
             return self
         if setting.name == "replicas":
@@ -152,6 +162,8 @@ def changed(document: Mapping[str, Any], settings: Iterable[Setting]) -> dict[st
     for setting in settings:
         target, name = _place(service, setting)
         target[name] = setting.after
+        if name == "eplb_config":
+            target["enable_eplb"] = True
     return copied
 
 

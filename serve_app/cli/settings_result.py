@@ -9,6 +9,7 @@ from kvtransfer.topology import Role
 from serve_app.cli.settings_check import Compared, Judged, SettingsCheck
 from serve_app.cli.settings_choice import choose, ratio_text, settings_of
 from serve_app.cli.settings_config import RoleState, Setting, with_settings
+from serve_app.cli.settings_experts import expert_settings, unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ def found_settings(
     engines: RoleEngines,
     check: SettingsCheck,
     most_gpus: int | None,
+    skew: float | None = None,
 ) -> SettingsResult:
     """The settings of a service for a load; raises as ``choose``."""
     old, refusal = None, None
@@ -50,10 +52,13 @@ def found_settings(
     choice = choose(service, before, engines, check, most_gpus)
     after = check.refined(choice.states, most_gpus)
     settings = settings_of(service, before, after, choice, check)
+    for role in Role:
+        settings += expert_settings(role, before[role].engine, after[role].engine, engines.graph, skew)
+    after = with_settings(before, settings)
     chosen, judged = check.compared(after), check.judged(before, settings)
     kept = _kept(check, before, old, judged, chosen)
     final = with_settings(before, kept)
-    notes = [*choice.notes]
+    notes = [*choice.notes, *unavailable(engines, after, skew)]
     written, more = _for_autoscale(service, kept, final)
     return SettingsResult(
         check=check,
