@@ -76,8 +76,8 @@ def _expert_notes(engines: RoleEngines, states: Mapping[Role, RoleState], skew: 
     notes = [
         f"experts take {parts[name] / sum(parts.values()):.0%} of a decode step of 64 requests, attention "
         f"{attention / sum(parts.values()):.0%}: experts would be spread over {parts[name] / attention:.1f} times the "
-        "GPUs of attention. That needs data_parallel_size in one engine, and here each data-parallel rank is a replica of "
-        "its own: not available"
+        "GPUs of attention. That needs data_parallel_size in one engine, and here each data-parallel rank is a replica "
+        "of its own: not available"
     ]
     if decode.parallel > 1 and decode.expert_load == 1.0:
         load = chance_load(experts, _STEP_TOKENS[Role.DECODE], decode.parallel)
