@@ -29,7 +29,7 @@ class Overlap:
 
 
 def overlap(graph: OperatorGraph, steps: StepTimes, pass_of: Callable[[int], Pass], tokens: Iterable[int]) -> Overlap:
-    """The effect on steps of these sizes, ascending and even. ``pass_of``: the step of a number of tokens."""
+    """The effect on steps of these sizes, ascending. ``pass_of``: the step of a number of tokens, in whole requests."""
     exchanges = {each.name for each in graph.operators if isinstance(each, Collective)}
     threshold, exchange_frac, saved_frac = None, 0.0, 0.0
     for size in tokens:

@@ -52,7 +52,9 @@ def settings(
     ] = None,
     input_tokens: Annotated[int | None, Option(min=1, help="Without --trace: tokens of each prompt.")] = None,
     output_tokens: Annotated[int | None, Option(min=1, help="Without --trace: tokens of each answer.")] = None,
-    duration: Annotated[float | None, Option(min=1.0, help="Length of the used part of the trace, seconds.")] = None,
+    duration: Annotated[
+        float | None, Option(min=1.0, help="Length of the load, seconds; left out: the whole trace.")
+    ] = None,
     ttft_s: Annotated[float, Option(min=1e-3, help="Objective of the time to first token.")] = 1.0,
     tpot_s: Annotated[float, Option(min=1e-4, help="Objective of the time per output token.")] = 0.05,
     attained_frac: Annotated[
@@ -86,7 +88,9 @@ def settings(
         result = found_settings(service, states, engines, check, gpus, expert_skew)
     show(result, notes)
     whole = changed(document, result.written)
-    check_engines(single_app_config(whole))
+    written = single_app_config(whole)
+    if out is not None or patch is not None:
+        check_engines(written)  # takes half a minute
     write_file(out, yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120), "--out")
     write_file(patch, json.dumps(json_patch(document, whole), indent=1) + "\n", "--patch")
     write_file(json_out, json_text(as_document(result, notes)), "--json")
@@ -106,6 +110,8 @@ def _requests(
             raise ConfigError("no load is given: add --trace, or --requests-per-s, --input-tokens and --output-tokens")
         one = TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
         drawn = poisson_arrivals(itertools.repeat(one), requests_per_s, rng)
+        if duration is not None:
+            return tuple(itertools.takewhile(lambda request: request.at_s < duration, drawn))
         return tuple(itertools.islice(drawn, _DRAWN_REQUESTS))
     if input_tokens is not None or output_tokens is not None:
         raise ConfigError("--trace gives the lengths: leave --input-tokens and --output-tokens out")

@@ -16,6 +16,8 @@ from serve_app.cli.settings_config import RoleState, Setting
 
 # Tokens of a step at which the ranks are compared: a chunk of prompts, and a batch that decodes.
 _STEP_TOKENS = {Role.PREFILL: 2048.0, Role.DECODE: 64.0}
+# Prompts of these steps are short, so that halves of a step have half of the prompts and half of the attention.
+_PROMPT_TOKENS = 128
 # Steps that are looked at for two half batches, tokens.
 _OVERLAP_TOKENS = {Role.PREFILL: (256, 512, 1024, 2048, 4096, 8192), Role.DECODE: (16, 32, 64, 128, 256)}
 
@@ -97,9 +99,9 @@ def _overlap_note(engines: RoleEngines, role: Role, settings: EngineSettings) ->
         return f"{start}; with one GPU there is no exchange to hide"
 
     def pass_of(tokens: int) -> Pass:
-        return (
-            Pass(prompts=1, new_tokens=tokens) if role is Role.PREFILL else Pass(decoding=tokens, context_tokens=1024)
-        )
+        if role is Role.DECODE:
+            return Pass(decoding=tokens, context_tokens=1024)
+        return Pass(prompts=tokens // _PROMPT_TOKENS, new_tokens=_PROMPT_TOKENS)
 
     steps = StepTimes(engines.graph, engines.times, settings)
     sizes = _OVERLAP_TOKENS[role]
