@@ -1,10 +1,12 @@
 """One pool and one deployment group as a user configures them (pure; no ray, no vllm)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from autoscale.decide.dual_ratio import AttentionFfn
 from autoscale.types import Demand, PoolKey
 from kvtransfer.selectors import values
 from kvtransfer.strict_config import StrictConfig
@@ -103,6 +105,10 @@ class RoleConfig(StrictConfig):
     """Tensor-parallel workers of each engine."""
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     """Pipeline stages of each engine; prefill must have 1."""
+    attention_ffn: AttentionFfn | None = None
+    """Attention and FFN instances of each prefill replica, such as "1:3" in quotes. Each instance has the workers and
+    GPUs of tensor_parallel_size and placement, and the profile is that of a whole replica. All instances of a replica
+    are placed below one S1 switch, or none is. Only for emulated engines: vLLM does not split attention and FFN."""
     placement: PlacementConfig = PlacementConfig()
     emulator: EmulatorConfig | None = None
     """Emulated engine, which waits instead of computing. Left out, vLLM runs."""
@@ -141,6 +147,15 @@ class RoleConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_split(self) -> Self:
+        if self.attention_ffn is not None and self.emulator is None:
+            raise ValueError(
+                f'attention_ffn is "{self.attention_ffn}", and vLLM does not split attention and FFN: leave it out, or '
+                "give an emulator"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_replicas(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
@@ -161,7 +176,11 @@ class RoleConfig(StrictConfig):
 
     @property
     def workers(self) -> int:
-        """Engine workers per replica: tensor x pipeline parallel."""
+        """Engine workers per replica: tensor x pipeline parallel, of all its instances."""
+        return self._instance_workers * (1 if self.attention_ffn is None else self.attention_ffn.instances)
+
+    @property
+    def _instance_workers(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -173,7 +192,7 @@ class RoleConfig(StrictConfig):
     def demand(self) -> Demand:
         """Resources of one replica."""
         placement = self.placement
-        return Demand(
+        whole = Demand(
             selector=placement.node_labels,
             gpu_type=placement.accelerator_type,
             workers=self.workers,
@@ -182,6 +201,10 @@ class RoleConfig(StrictConfig):
             cpus_per_replica=placement.cpus_per_replica,
             strategy=placement.strategy,
         )
+        if self.attention_ffn is None or placement.strategy == "STRICT_PACK":
+            return whole  # on one node, all instances are below one S1 switch
+        instance = replace(whole, workers=self._instance_workers)
+        return self.attention_ffn.demand(instance, instance)
 
 
 class GroupConfig(StrictConfig):
@@ -246,6 +269,15 @@ class GroupConfig(StrictConfig):
             raise ValueError(
                 f"group {self.name!r} is_preemptible and must keep {and_prefill}{self.decode.replicas} decode "
                 "replicas: set replicas to 0, or is_preemptible to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_decode_is_whole(self) -> Self:
+        if self.decode.attention_ffn is not None:
+            raise ValueError(
+                f'group {self.name!r}: decode.attention_ffn is "{self.decode.attention_ffn}", and only prefill '
+                "replicas have attention and FFN instances: leave it out"
             )
         return self
 

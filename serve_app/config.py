@@ -16,6 +16,7 @@ from deployments.pool_config import GroupConfig, RoleConfig
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, ConnectorConfig
 from kvtransfer.labels import DEFAULT_LABELS, TopologyLabels
 from kvtransfer.strict_config import StrictConfig
+from kvtransfer.topology import LinkTier
 from serve_app.node_types import node_types
 
 # Largest rounding error of a sum of fractional GPUs, GPUs.
@@ -97,6 +98,7 @@ class AppConfig(StrictConfig):
             self._check_lease(group)
             self._check_shutdown(group)
             self._check_affinity(group)
+            self._check_split(group)
         for service in self.services:
             admission = service.admission or self.ingress.admission
             if admission.from_slo and service.autoscale is None:
@@ -144,6 +146,18 @@ class AppConfig(StrictConfig):
             raise ValueError(
                 f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels do not pin both "
                 f"roles to one switch of that level or below: give it {self.labels.of(group.affinity)}"
+            )
+
+    def _check_split(self, group: GroupConfig) -> None:
+        """Instances of a replica that Ray alone places on several nodes must have one S1 switch by their labels."""
+        prefill = group.prefill
+        if prefill is None or prefill.attention_ffn is None or self.topology is not None:
+            return
+        own = prefill.placement.node_labels
+        if prefill.placement.strategy != "STRICT_PACK" and self.labels.named_tier(own, own) > LinkTier.S1:
+            raise ValueError(
+                f"group {group.name!r}: attention_ffn needs all instances below one S1 switch, and neither topology "
+                f"nor prefill's node_labels name one: give {self.labels.of(LinkTier.S1)}, or strategy STRICT_PACK"
             )
 
     def _check_autoscale(self) -> None:

@@ -109,7 +109,8 @@ class Supply:
                 return f"every node that {pool.key} may be on is cordoned"
             beside = f" beside the other {other_replicas} of its unit" if other_replicas else ""
             return f"no node has room for a replica of {pool.key}{beside}"
-        labels = ", ".join(f"{name}={value}" for name, value in pool.demand.selector.items())
+        one = pool.demand.parts[0] if pool.demand.parts else pool.demand
+        labels = ", ".join(f"{name}={value}" for name, value in one.selector.items())
         demanded = [f"GPUs of type {kind}" for kind in pool.gpus_by_type()] + ([f"labels {labels}"] if labels else [])
         return f"no node that is alive has {' and '.join(demanded)}, as {pool.key} demands"
 

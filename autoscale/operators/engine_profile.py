@@ -16,6 +16,7 @@ from autoscale.engines.profile import (
     Source,
 )
 from autoscale.operators.costs import SourceKind
+from autoscale.operators.experts import GroupedExperts
 from autoscale.operators.graph import OperatorGraph
 from autoscale.operators.kinds import Pass
 from autoscale.operators.step_times import EngineSettings, HostTimes, StepTimes
@@ -129,6 +130,11 @@ def kv_tokens(graph: OperatorGraph, memory_bytes: float, settings: EngineSetting
     """
     parallel, kv_heads = settings.parallel, graph.shape.kv_heads
     room_bytes = (memory_bytes * settings.memory_frac - _OTHER_BYTES) * parallel - graph.weight_bytes
+    if experts := graph.shape.experts:
+        copies = settings.redundant_experts / experts.count
+        room_bytes -= copies * sum(
+            each.weight_bytes * each.copies for each in graph.operators if isinstance(each, GroupedExperts)
+        )
     # With more ranks than KV heads, each rank holds a copy of one head.
     bytes_per_token = graph.kv_bytes_per_token * max(1.0, parallel / kv_heads)
     tokens = int(room_bytes / bytes_per_token) // 16 * 16

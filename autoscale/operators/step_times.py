@@ -6,6 +6,7 @@ A step computes prompts and decoding sequences in one pass. Only the time of the
 from dataclasses import dataclass
 
 from autoscale.operators.costs import SourceKind
+from autoscale.operators.experts import GroupedExperts
 from autoscale.operators.graph import OperatorGraph
 from autoscale.operators.kinds import Pass
 from autoscale.operators.times import OperatorTimes
@@ -43,6 +44,8 @@ class EngineSettings:
         memory_frac: ``gpu_memory_utilization``.
         longest_tokens: ``max_model_len``: the longest prompt and context of the profile.
         host: what the host adds to each step.
+        expert_load: with expert parallelism, the work of the rank with the busiest experts, as a multiple of the mean.
+        redundant_experts: ``num_redundant_experts``: copies of experts, which take memory of KV.
     """
 
     parallel: int
@@ -51,6 +54,8 @@ class EngineSettings:
     memory_frac: float = 0.9
     longest_tokens: int = 16_384
     host: HostTimes = ASYNC_HOST
+    expert_load: float = 1.0
+    redundant_experts: int = 0
 
 
 class StepTimes:
@@ -62,6 +67,7 @@ class StepTimes:
             sizes = ", ".join(map(str, graph.parallel_sizes()))
             raise ParallelSizeError(f"the model cannot be divided over {parallel} GPUs: its shape allows {sizes}")
         self._graph, self._times, self._parallel, self._host = graph, times, parallel, settings.host
+        self._expert_load = settings.expert_load
         self.kinds: dict[str, SourceKind] = {}
 
     def seconds(self, step: Pass) -> float:
@@ -76,7 +82,8 @@ class StepTimes:
             timed = self._times.time(operator, step, self._parallel)
             if not timed.seconds:
                 continue
-            found[operator.name] = operator.copies * (timed.seconds + self._times.gpu.kernel_gap_s)
+            load = self._expert_load if isinstance(operator, GroupedExperts) else 1.0
+            found[operator.name] = operator.copies * (load * timed.seconds + self._times.gpu.kernel_gap_s)
             before = self.kinds.get(operator.name, SourceKind.MEASURED)
             self.kinds[operator.name] = max(before, timed.source.kind, key=order.index)
         return found

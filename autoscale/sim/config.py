@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.dual_ratio import AttentionFfn
 from autoscale.decide.tuning import merged
 from autoscale.documents import first_fault, load_mapping
 from autoscale.engines.profile import EngineProfile, ProfileRef
@@ -41,6 +42,11 @@ class SimPoolConfig(StrictConfig):
     """The replicas of one role."""
 
     profile: ProfileRef = Field(description="File of an EngineProfile, relative to the configuration's file.")
+    attention_ffn: AttentionFfn | None = Field(
+        None,
+        description='Attention and FFN instances of each prefill replica, such as "1:3" in quotes. The profile has the '
+        "speed of a whole replica, and the GPUs of one instance.",
+    )
     lowest_replicas: int = Field(1, ge=1)
     highest_replicas: int = Field(256, ge=1, le=4096)
     start_s: float | None = Field(
@@ -62,8 +68,8 @@ class SimPoolConfig(StrictConfig):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica; an engine on CPU counts as one GPU."""
-        return max(1, self.profile.gpus)
+        """GPUs of one replica, of all its instances; an engine on CPU counts as one GPU."""
+        return max(1, self.profile.gpus) * (1 if self.attention_ffn is None else self.attention_ffn.instances)
 
     @property
     def ready_after_s(self) -> float:
@@ -86,6 +92,12 @@ class SimGroupConfig(StrictConfig):
         gt=0.0,
         description="Bandwidth that all transfers between the pools share; left out: only their own cards limit them.",
     )
+
+    @model_validator(mode="after")
+    def _check_decode_is_whole(self) -> Self:
+        if self.decode.attention_ffn is not None:
+            raise ValueError("decode.attention_ffn: only prefill replicas have attention and FFN instances")
+        return self
 
     @property
     def pools(self) -> dict[Role, SimPoolConfig]:

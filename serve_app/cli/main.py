@@ -45,7 +45,7 @@ from serve_app.running import ray_drain
 from serve_app.running.ray_stage import stage as stage_all
 
 cli = Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for family in (scaling, simulate, profiles, ratio, pressure, curate, traces, cost, keys, schema, placement):
+for family in (scaling, simulate, profiles, ratio, pressure, curate, traces, cost, keys, schema, placement, operators):
     cli.add_typer(family.commands)
 cli.add_typer(operators.commands)
 

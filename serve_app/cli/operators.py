@@ -1,10 +1,12 @@
-"""``tandem operators``: the commands of operator-level planning."""
+"""``tandem operators``: plans for the operators of a model, settings that follow from them, and their measurement."""
 
 from typer import Typer
 
 from serve_app.cli.operators_profile import profile
+from serve_app.cli.operators_settings import settings
 
 commands = Typer(
     name="operators", no_args_is_help=True, help="Plan for the operators of a model, not for whole models."
 )
+commands.command("settings")(settings)
 commands.command("profile")(profile)

@@ -251,9 +251,9 @@ def _group_row(pools: Mapping[Role, PoolStats], slots: Slots, places: Places) ->
     reach = slots.candidates_of_any(pool.demand for pool in pools.values())
     keys = {pool.key for pool in pools.values()}
     types = [
-        f"{pool.limits.gpus_per_replica:g} {pool.demand.gpu_type}"
+        f"{pool.limits.gpus_per_replica:g} {'+'.join(pool.demand.gpus_by_type())}"
         for pool in pools.values()
-        if pool.demand is not None and pool.demand.gpu_type
+        if pool.demand is not None and pool.demand.gpus_by_type()
     ]
     for role in (Role.PREFILL, Role.DECODE):
         yield str(pools[role].target_replicas) if role in pools else "-"

@@ -11,7 +11,7 @@ from autoscale.types import PoolKey
 from deployments.config import ModelConfig, ServiceConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 
 @pytest.mark.parametrize("source", ["/models/m", "./models/m", "../m", "~/m"])
@@ -219,3 +219,26 @@ def test_very_long_prompts_have_groups_that_no_policy_sizes() -> None:
 def test_groups_for_long_prompts_need_fixed_counts_and_valid_engines(group: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         _service(long_prompts={"least_tokens": 30_000, "groups": [group]})
+
+
+EMULATED = {"emulator": {"profile": "configs/profiles/h100_llama70b_fp8_tp1.json"}, "attention_ffn": "1:3"}
+
+
+def test_a_split_prefill_replica_has_the_gpus_of_all_instances_and_parts_below_one_switch() -> None:
+    placement = {"accelerator_type": "H100", "strategy": "PACK"}
+    pool = RoleConfig.model_validate({**EMULATED, "tensor_parallel_size": 2, "placement": placement})
+    assert (pool.workers, pool.gpus_per_replica, pool.demand.gpus) == (8, 8.0, 8.0)
+    assert [part.workers for part in pool.demand.parts] == [2, 2, 2, 2]
+    assert pool.demand.within is LinkTier.S1
+    # On one node all instances are below one switch anyway, and Ray packs all bundles there.
+    packed = RoleConfig.model_validate({**EMULATED, "placement": {"accelerator_type": "H100"}})
+    assert (packed.demand.parts, packed.demand.workers) == ((), 4)
+
+
+def test_only_emulated_prefill_may_be_split(make_group: Callable[..., GroupConfig]) -> None:
+    with pytest.raises(ValidationError, match="vLLM does not split attention and FFN: leave it out"):
+        RoleConfig.model_validate({"attention_ffn": "1:3"})
+    with pytest.raises(ValidationError, match="only prefill replicas have attention and FFN instances"):
+        GroupConfig.model_validate({"name": "g0", "decode": EMULATED})
+    with pytest.raises(ValidationError, match="in quotes: YAML reads 1:3 as 63"):
+        RoleConfig.model_validate({**EMULATED, "attention_ffn": 63})

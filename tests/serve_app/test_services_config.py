@@ -195,3 +195,16 @@ def test_start_hosts_without_a_service_that_grows_are_refused() -> None:
     args = {"model": {"id": "m", "source": "o/m"}, "groups": [{"name": "g"}], "start_hosts": {"per_node": 2}}
     with pytest.raises(ConfigError, match=r"start_hosts\.per_node is 2, and no service has autoscale"):
         parse_app_config(args)
+
+
+def test_instances_that_ray_alone_spreads_need_labels_of_one_switch() -> None:
+    prefill = {
+        "emulator": {"profile": "configs/profiles/h100_llama70b_fp8_tp1.json"},
+        "attention_ffn": "1:3",
+        "placement": {"accelerator_type": "H100", "strategy": "PACK"},
+    }
+    args = {"model": {"id": "m", "source": "hub/m"}, "groups": [{"name": "g0", "prefill": prefill}]}
+    with pytest.raises(ConfigError, match="attention_ffn needs all instances below one S1 switch"):
+        parse_app_config(args)
+    args["groups"][0]["node_labels"] = {"tandem.io/s1": "switch-a"}  # type: ignore[index]
+    assert parse_app_config(args).groups[0].prefill is not None

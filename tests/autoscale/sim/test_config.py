@@ -208,3 +208,18 @@ def test_a_ratio_that_follows_the_requests_takes_the_first_groups_profiles(tmp_p
     top = ratios.index(max(ratios))
     assert max(ratios[0], ratios[-1]) < 0.7 * ratios[top]  # up from the start lengths, then down
     assert any(plan.decision.reason.startswith("pd_ratio ") for _, plan in run.plans)
+
+
+def test_gpus_of_all_instances_of_a_split_prefill_replica_count(tmp_path: Path) -> None:
+    split = {"prefill": {"profile": PROFILE, "attention_ffn": "1:3"}, "decode": {"profile": PROFILE}}
+    config = SimConfig.load(write(tmp_path, {"groups": [split], "warm_up_s": 0}))
+    assert config.pools()[PoolKey("g0", Role.PREFILL)].gpus_per_replica == 8  # four instances of two GPUs
+    trace = [TraceRequest(at_s=float(second), input_tokens=500, output_tokens=10) for second in range(60)]
+    counts = {PoolKey("g0", role): 1 for role in Role}
+    hours = run_policy(scenario_of(config, trace), config.autoscale_config("default"), counts).fleet.gpu_hours(
+        0.0, 59.0
+    )
+    # The policy may add a replica; the first ones alone are 8 and 2 GPUs for 59 s.
+    assert hours[PoolKey("g0", Role.PREFILL)] >= 8 * 59 / 3600 - 1e-9
+    with pytest.raises(ValueError, match="only prefill replicas have attention and FFN instances"):
+        SimConfig.load(write(tmp_path, {"groups": [{**GROUP, "decode": {"profile": PROFILE, "attention_ffn": "1:3"}}]}))
