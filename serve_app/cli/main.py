@@ -20,7 +20,20 @@ from deployments.serve_seam.environment import serve_environment
 from serve_app import sdk
 from serve_app.checks.ray_schema import check_engines, single_app_config
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
-from serve_app.cli import cost, curate, keys, placement, pressure, profiles, ratio, scaling, schema, simulate, traces
+from serve_app.cli import (
+    cost,
+    curate,
+    keys,
+    operators,
+    placement,
+    pressure,
+    profiles,
+    ratio,
+    scaling,
+    schema,
+    simulate,
+    traces,
+)
 from serve_app.cli.terminal import Address, console, errors
 from serve_app.kube.manifest import manifest_text, render_rayservice
 from serve_app.load.generator import LoadGenerator
@@ -32,7 +45,7 @@ from serve_app.running import ray_drain
 from serve_app.running.ray_stage import stage as stage_all
 
 cli = Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for family in (scaling, simulate, profiles, ratio, pressure, curate, traces, cost, keys, schema, placement):
+for family in (scaling, simulate, profiles, ratio, pressure, curate, traces, cost, keys, schema, placement, operators):
     cli.add_typer(family.commands)
 
 # The shipped configuration that needs no GPU.
