@@ -1,25 +1,23 @@
 """``tandem operators plan``: what operator-level scaling would save for a model, GPUs and a load."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from autoscale.operators.costs import Phase
-from autoscale.operators.planners import PLANNERS
+from autoscale.operators.over_time import MODEL_START_S, OPERATOR_START_S
+from autoscale.traces.trace import load_trace
 from serve_app.checks.yaml_checks import config_errors
 from serve_app.cli.numbers import above_0
-from serve_app.cli.operators_answer import PhaseAnswer, answer_for_load
-from serve_app.cli.operators_inputs import Subject, subject
+from serve_app.cli.operators_inputs import subject
 from serve_app.cli.operators_json import plans_document
+from serve_app.cli.operators_question import Question, phases_of, planners_of
+from serve_app.cli.operators_trace import Replanning
+from serve_app.cli.operators_trace_view import show_trace, trace_document
 from serve_app.cli.operators_view import show
 from serve_app.cli.sim_inputs import check_outputs, json_text
 from serve_app.output import write_file
-
-_DEFAULT_PLANNERS = ("model", "greedy", "search")
-_PHASES = {**{str(phase): (phase,) for phase in Phase}, "both": tuple(Phase)}
 
 
 @config_errors()
@@ -41,61 +39,43 @@ def plan(
     planner: Annotated[
         list[str] | None, Option(help="model, greedy, search or apart; repeat it. Left out: the first three.")
     ] = None,
+    gpus: Annotated[
+        int | None, Option(min=1, help="Instead of a load: the highest rate of these GPUs is found, for one phase.")
+    ] = None,
+    trace: Annotated[
+        Path | None, Option(help="Instead of a load and lengths: a trace (CSV or .gz), planned window by window.")
+    ] = None,
+    window_s: Annotated[float, Option(help="With --trace: seconds between two plans.")] = 10.0,
+    headroom_frac: Annotated[
+        float, Option(min=0.0, help="With --trace: share by which the rate is raised before planning.")
+    ] = 0.0,
+    model_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of a model.")] = MODEL_START_S,
+    operator_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of an operator.")] = OPERATOR_START_S,
     json_out: Annotated[Path | None, Option("--json", help="Write all figures to this JSON file.")] = None,
 ) -> None:
     """Say what scaling single operators would save against whole model instances, and how each operator is set."""
-    check_outputs({"--json": json_out}, {})
-    phases, planners = _phases(phase), _planners(planner)
+    check_outputs({"--json": json_out}, {} if trace is None else {"--trace": trace})
     slos = {Phase.PREFILL: above_0("--ttft-s", ttft_s), Phase.DECODE: above_0("--tpot-s", tpot_s)}
-    tokens = _tokens(input_tokens, output_tokens, phases)
-    rate = _rate(requests_per_s)
+    question = Question(
+        phases=phases_of(phase), planners=planners_of(planner), slos=slos, gpus=gpus, requests_per_s=requests_per_s
+    )
+    lengths = input_tokens, output_tokens
+    if trace is not None:
+        question.check_trace(lengths)
+        replanning = Replanning(
+            window_s=float(above_0("--window-s", window_s) or 0.0),
+            model_start_s=model_start_s,
+            operator_start_s=operator_start_s,
+            headroom_frac=headroom_frac,
+        )
+        requests = load_trace(trace)
+        what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
+        courses = question.over_time(what, requests, replanning)
+        show_trace(courses, replanning)
+        write_file(json_out, json_text(trace_document(courses, replanning)), "--json")
+        return
+    tokens = question.tokens(lengths)
     what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
-    answers = [_answer(what, one, planners, rate, tokens, slos[one]) for one in phases]
+    answers = question.at_one_point(what, tokens)
     show(answers)
     write_file(json_out, json_text(plans_document(answers)), "--json")
-
-
-def _answer(
-    what: Subject,
-    phase: Phase,
-    planners: Sequence[str],
-    rate: float,
-    tokens: tuple[int, int | None],
-    slo_s: float | None,
-) -> PhaseAnswer:
-    with config_errors(f"{phase}: "):
-        return answer_for_load(what, phase, planners, requests_per_s=rate, tokens=tokens, slo_s=slo_s)
-
-
-def _phases(name: str) -> tuple[Phase, ...]:
-    if name not in _PHASES:
-        raise ValueError(f"--phase {name}: give one of {', '.join(_PHASES)}")
-    return _PHASES[name]
-
-
-def _planners(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The planners of an option, each once."""
-    for name in names or ():
-        if name not in PLANNERS:
-            raise ValueError(f"--planner {name}: give one of {', '.join(PLANNERS)}")
-    return tuple(dict.fromkeys(names or _DEFAULT_PLANNERS))
-
-
-def _rate(requests_per_s: float | None) -> float:
-    if requests_per_s is None:
-        raise ValueError("no load is given: add --requests-per-s, --gpus or --trace")
-    if not 0.0 <= requests_per_s < math.inf:
-        raise ValueError(f"--requests-per-s {requests_per_s:g}: give a number from 0")
-    return requests_per_s
-
-
-def _tokens(input_tokens: int | None, output_tokens: int | None, phases: Sequence[Phase]) -> tuple[int, int | None]:
-    """Lengths of a prompt and of an answer."""
-    if input_tokens is None:
-        raise ValueError("the length of prompts is not given: add --input-tokens, or --trace")
-    if output_tokens is None and Phase.DECODE in phases:
-        raise ValueError("decode needs the length of answers: add --output-tokens, or --phase prefill")
-    for option, tokens in (("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
-        if tokens is not None and tokens < 1:
-            raise ValueError(f"{option} {tokens}: give a number of tokens, 1 or more")
-    return input_tokens, output_tokens
