@@ -13,7 +13,7 @@ from serve_app.cli.numbers import above_0
 from serve_app.cli.operators_inputs import subject
 from serve_app.cli.operators_json import plans_document
 from serve_app.cli.operators_question import Question, phases_of, planners_of
-from serve_app.cli.operators_trace import Replanning
+from serve_app.cli.operators_trace import HEADROOM_FRAC, Replanning, scaled
 from serve_app.cli.operators_trace_view import show_trace, trace_document
 from serve_app.cli.operators_view import show
 from serve_app.cli.sim_inputs import check_outputs, json_text
@@ -45,10 +45,11 @@ def plan(
     trace: Annotated[
         Path | None, Option(help="Instead of a load and lengths: a trace (CSV or .gz), planned window by window.")
     ] = None,
+    rate_scale: Annotated[float, Option(help="With --trace: multiplies the number of its requests.")] = 1.0,
     window_s: Annotated[float, Option(help="With --trace: seconds between two plans.")] = 10.0,
     headroom_frac: Annotated[
         float, Option(min=0.0, help="With --trace: share by which the rate is raised before planning.")
-    ] = 0.0,
+    ] = HEADROOM_FRAC,
     model_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of a model.")] = MODEL_START_S,
     operator_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of an operator.")] = OPERATOR_START_S,
     json_out: Annotated[Path | None, Option("--json", help="Write all figures to this JSON file.")] = None,
@@ -68,7 +69,7 @@ def plan(
             operator_start_s=operator_start_s,
             headroom_frac=headroom_frac,
         )
-        requests = load_trace(trace)
+        requests = scaled(load_trace(trace), above_0("--rate-scale", rate_scale))
         what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
         courses = question.over_time(what, requests, replanning)
         show_trace(courses, replanning)
