@@ -1,5 +1,6 @@
 """``tandem operators plan``: what operator-level scaling would save for a model, GPUs and a load."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,14 @@ from serve_app.checks.yaml_checks import config_errors
 from serve_app.cli.numbers import above_0
 from serve_app.cli.operators_inputs import subject
 from serve_app.cli.operators_json import plans_document
+from serve_app.cli.operators_plans_page import plans_page
 from serve_app.cli.operators_question import Question, phases_of, planners_of
 from serve_app.cli.operators_trace import HEADROOM_FRAC, Replanning, scaled
+from serve_app.cli.operators_trace_page import trace_page
 from serve_app.cli.operators_trace_view import show_trace, trace_document
 from serve_app.cli.operators_view import show
 from serve_app.cli.sim_inputs import check_outputs, json_text
+from serve_app.cli.terminal import errors
 from serve_app.output import write_file
 
 
@@ -53,9 +57,12 @@ def plan(
     model_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of a model.")] = MODEL_START_S,
     operator_start_s: Annotated[float, Option(min=0.0, help="With --trace: start of an operator.")] = OPERATOR_START_S,
     json_out: Annotated[Path | None, Option("--json", help="Write all figures to this JSON file.")] = None,
+    html_out: Annotated[
+        Path | None, Option("--html", help="Write a page with tables, sweeps and sensitivities to this file.")
+    ] = None,
 ) -> None:
     """Say what scaling single operators would save against whole model instances, and how each operator is set."""
-    check_outputs({"--json": json_out}, {} if trace is None else {"--trace": trace})
+    check_outputs({"--json": json_out, "--html": html_out}, {} if trace is None else {"--trace": trace})
     slos = {Phase.PREFILL: above_0("--ttft-s", ttft_s), Phase.DECODE: above_0("--tpot-s", tpot_s)}
     question = Question(
         phases=phases_of(phase), planners=planners_of(planner), slos=slos, gpus=gpus, requests_per_s=requests_per_s
@@ -74,9 +81,18 @@ def plan(
         courses = question.over_time(what, requests, replanning)
         show_trace(courses, replanning)
         write_file(json_out, json_text(trace_document(courses, replanning)), "--json")
+        _write_page(html_out, lambda: trace_page(courses, replanning))
         return
     tokens = question.tokens(lengths)
     what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
     answers = question.at_one_point(what, tokens)
     show(answers)
     write_file(json_out, json_text(plans_document(answers)), "--json")
+    _write_page(html_out, lambda: plans_page(answers))
+
+
+def _write_page(path: Path | None, make: Callable[[], str]) -> None:
+    if path is not None:
+        with errors.status("planning the sweeps and drawing the figures of --html"):
+            text = make()
+        write_file(path, text, "--html")

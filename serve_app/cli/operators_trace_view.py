@@ -17,15 +17,21 @@ from serve_app.cli.operators_view import PLANNER_TEXTS, assumption_lines, print_
 from serve_app.cli.sim_report import print_notes, print_whole
 from serve_app.cli.terminal import figures_table
 
+COURSE_HEADS = (
+    "GPU-hours",
+    "energy kWh",
+    "memory GB",
+    "most GPUs",
+    "requests within",
+    "saved GPU-hours",
+    "saved energy",
+    "bottleneck",
+)
+
 
 def show_trace(answers: Sequence[TraceAnswer], replanning: Replanning) -> None:
     """Print the answers."""
-    lines = assumption_lines(answers[0].subject)
-    lines.append(
-        f"a plan every {replanning.window_s:g} s, from the demand of the window before raised by "
-        f"{replanning.headroom_frac:.0%}; a model starts in {replanning.model_start_s:g} s, an operator in "
-        f"{replanning.operator_start_s:g} s"
-    )
+    lines = [*assumption_lines(answers[0].subject), replanning_text(replanning)]
     print_lines(lines)
     for answer in answers:
         windows = len(next(iter(answer.courses.values())).windows)
@@ -37,23 +43,37 @@ def show_trace(answers: Sequence[TraceAnswer], replanning: Replanning) -> None:
         print_notes(answer.notes)
 
 
+def replanning_text(replanning: Replanning) -> str:
+    """How plans follow the trace, in words."""
+    return (
+        f"a plan every {replanning.window_s:g} s, from the demand of the window before raised by "
+        f"{replanning.headroom_frac:.0%}; a model starts in {replanning.model_start_s:g} s, an operator in "
+        f"{replanning.operator_start_s:g} s"
+    )
+
+
 def course_table(answer: TraceAnswer) -> Table:
     """One line for each planner."""
-    heads = ("GPU-hours", "energy kWh", "memory GB", "most GPUs", "requests within", "saved GPU-hours", "saved energy")
-    table = figures_table("", [head.replace(" ", "\n", 1) for head in (*heads, "bottleneck")])
-    for name, one in answer.courses.items():
-        cells = [
-            f"{one.gpu_hours:.2f}",
-            f"{one.energy_kwh:.2f}",
-            f"{one.mean_memory_bytes / 1e9:.0f}",
-            str(max(each.wanted.gpus for each in one.windows)),
-            f"{one.attained_frac:.1%}",
-        ]
-        savings = [f"{value:.0%}" for value in course_savings(answer, name)] or ["", ""]
-        table.add_row(PLANNER_TEXTS[name], *cells, *savings, _longest_bottleneck(one))
+    table = figures_table("", [head.replace(" ", "\n", 1) for head in COURSE_HEADS])
+    for name in answer.courses:
+        table.add_row(PLANNER_TEXTS[name], *course_cells(answer, name))
     for name in answer.refusals:
         table.add_row(PLANNER_TEXTS[name], "no plan")
     return table
+
+
+def course_cells(answer: TraceAnswer, name: str) -> list[str]:
+    """The columns of one planner."""
+    one = answer.courses[name]
+    return [
+        f"{one.gpu_hours:.2f}",
+        f"{one.energy_kwh:.2f}",
+        f"{one.mean_memory_bytes / 1e9:.0f}",
+        str(max(each.wanted.gpus for each in one.windows)),
+        f"{one.attained_frac:.1%}",
+        *([f"{value:.0%}" for value in course_savings(answer, name)] or ["", ""]),
+        _longest_bottleneck(one),
+    ]
 
 
 def course_savings(answer: TraceAnswer, name: str) -> list[float]:

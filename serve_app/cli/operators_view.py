@@ -63,18 +63,30 @@ def head_line(answer: PhaseAnswer) -> str:
 
 def planner_table(answer: PhaseAnswer) -> Table:
     """One line for each planner; what is saved is a share of the model level's."""
-    has_savings = "model" in answer.plans and len(answer.plans) > 1 and not answer.rates
-    heads = [UNITS[answer.phase], "x model"] if answer.rates else []
-    heads += ["GPUs", "memory GB", "power kW", "latency ms", "GPUs busy"]
-    heads += ["saved GPUs", "saved memory", "saved power"] if has_savings else []
-    table = figures_table("", [head.replace(" ", "\n", 1) for head in (*heads, "bottleneck")])
-    for name, plan in answer.plans.items():
-        savings = saved_cells(answer, name) if has_savings else []
-        cells = [*_rate_cells(answer, name), *_plan_cells(answer, plan), *savings]
-        table.add_row(PLANNER_TEXTS[name], *cells, plan.bottleneck)
+    table = figures_table("", [head.replace(" ", "\n", 1) for head in planner_heads(answer)])
+    for name in answer.plans:
+        table.add_row(PLANNER_TEXTS[name], *planner_cells(answer, name))
     for name in answer.refusals:
         table.add_row(PLANNER_TEXTS[name], "no plan")
     return table
+
+
+def planner_heads(answer: PhaseAnswer) -> list[str]:
+    """Heads of the columns of a planner."""
+    heads = [UNITS[answer.phase], "x model"] if answer.rates else []
+    heads += ["GPUs", "memory GB", "power kW", "latency ms", "GPUs busy"]
+    return [*heads, *(["saved GPUs", "saved memory", "saved power"] if _has_savings(answer) else []), "bottleneck"]
+
+
+def planner_cells(answer: PhaseAnswer, name: str) -> list[str]:
+    """The columns of one planner that has a plan."""
+    plan = answer.plans[name]
+    savings = saved_cells(answer, name) if _has_savings(answer) else []
+    return [*_rate_cells(answer, name), *_plan_cells(answer, plan), *savings, plan.bottleneck]
+
+
+def _has_savings(answer: PhaseAnswer) -> bool:
+    return "model" in answer.plans and len(answer.plans) > 1 and not answer.rates
 
 
 def saved_cells(answer: PhaseAnswer, name: str) -> list[str]:
