@@ -10,6 +10,7 @@ from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
 
 _PANEL_INCHES = (3.9, 3.0)
 _BAR_PANEL_INCHES = (5.8, 4.2)
+_MOST_TICKS = 6  # numbers on a logarithmic axis
 
 
 def svg_of(figure: Figure) -> str:
@@ -55,7 +56,8 @@ def _draw_curves(axes: Any, panel: Panel, colors: Mapping[str, Any]) -> None:
         else:
             axes.plot(curve.x, _gaps(curve), marker="o", markersize=2.5, **style)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    axes.set_xscale("log" if panel.is_log_x else "linear")
+    if panel.is_log_x:
+        _log_x(axes, panel)
     axes.set_yscale("log" if panel.is_log_y else "linear")
     if panel.y_names:
         axes.set_yticks(range(len(panel.y_names)), panel.y_names)
@@ -63,6 +65,15 @@ def _draw_curves(axes: Any, panel: Panel, colors: Mapping[str, Any]) -> None:
     elif not panel.is_log_y and all(value is None or value >= 0.0 for curve in panel.curves for value in curve.y):
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+
+
+def _log_x(axes: Any, panel: Panel) -> None:
+    """A logarithmic axis with the values of the points as its numbers, and few of them, so that none overlap."""
+    values = sorted({value for curve in panel.curves for value in curve.x})
+    shown = values[:: -(-len(values) // _MOST_TICKS)]
+    axes.set_xscale("log")
+    axes.set_xticks(shown, [f"{value / 1e3:.3g}k" if value >= 1e3 else f"{value:.3g}" for value in shown])
+    axes.set_xticks([], minor=True)
 
 
 def _gaps(curve: Curve) -> list[float]:
@@ -82,6 +93,8 @@ def _draw_bars(axes: Any, panel: Bars, colors: Mapping[str, Any]) -> None:
         if panel.is_stacked:
             left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set(title=panel.title, xlabel=panel.value_label)
+    if panel.most is not None:
+        axes.set_xlim(0.0, panel.most * 1.05)
     axes.set_yticks(list(places), panel.groups)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)

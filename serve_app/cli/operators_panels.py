@@ -35,6 +35,7 @@ class Bars:
     """Groups of bars; ``values``: by series, one value for each group, or None.
 
     ``is_stacked``: series of a group lie on each other, else beside each other.
+    ``most``: end of the axis of values; None: as needed.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Bars:
     groups: Sequence[str]
     values: Mapping[str, Sequence[float | None]]
     is_stacked: bool = False
+    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ def _phase_sections(answer: PhaseAnswer) -> list[str]:
 def _time_figure(answer: PhaseAnswer) -> Figure:
     """Where the time of a pass goes, by operator and planner."""
     panels = []
+    most_s = max(row.time_s + row.wait_s + row.transfer_s for rows in answer.rows.values() for row in rows)
     for name, rows in answer.rows.items():
         values = {
             "service T_v": [row.time_s * 1e3 for row in rows],
@@ -67,7 +68,14 @@ def _time_figure(answer: PhaseAnswer) -> Figure:
         }
         groups = [f"{row.name}{' *' if row.is_bottleneck else ''}" for row in rows]
         panels.append(
-            Bars(title=PLANNER_TEXTS[name], value_label="ms of a pass", groups=groups, values=values, is_stacked=True)
+            Bars(
+                title=PLANNER_TEXTS[name],
+                value_label="ms of a pass",
+                groups=groups,
+                values=values,
+                is_stacked=True,
+                most=most_s * 1e3,
+            )
         )
     return Figure(
         title=f"{answer.phase}: time of a pass by operator",
