@@ -37,7 +37,10 @@ def highest_rate(planner: Planner, *, gpus: int, length_tokens: int, rate_frac: 
 
     low, best, high = 0.0, fitting(0.0), 1.0
     if best is None:
-        raise TooFewGpusError(f"{gpus} GPUs do not hold one instance of each operator within {planner.slo_s:g} s")
+        raise TooFewGpusError(
+            f"{gpus} GPUs do not hold one instance of each operator within {planner.slo_s:.4g} s: give more GPUs, or "
+            "raise the objective"
+        )
     while (plan := fitting(high)) is not None:
         low, best, high = high, plan, 2.0 * high
     floor = high * 1e-6  # a rate below a millionth of what fails is none
