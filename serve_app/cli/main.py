@@ -47,7 +47,6 @@ from serve_app.running.ray_stage import stage as stage_all
 cli = Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for family in (scaling, simulate, profiles, ratio, pressure, curate, traces, cost, keys, schema, placement, operators):
     cli.add_typer(family.commands)
-cli.add_typer(operators.commands)
 
 # The shipped configuration that needs no GPU.
 _TINY = "cpu_tiny.yaml"
