@@ -72,7 +72,7 @@ def _log_x(axes: Any, panel: Panel) -> None:
     values = sorted({value for curve in panel.curves for value in curve.x})
     shown = values[:: -(-len(values) // _MOST_TICKS)]
     axes.set_xscale("log")
-    axes.set_xticks(shown, [f"{value / 1e3:.3g}k" if value >= 1e3 else f"{value:.3g}" for value in shown])
+    axes.set_xticks(shown, [f"{value / 1e3:.3g}k" if value >= 1e4 else f"{value:.4g}" for value in shown])
     axes.set_xticks([], minor=True)
 
 

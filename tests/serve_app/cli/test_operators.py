@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -314,3 +315,35 @@ def test_a_nan_in_a_table_is_named(
         writer.writerows(rows)
     message = refusal(monkeypatch, capsys, *QWEN, *LOAD, "--tables", str(folder))
     assert "gemm.csv.gz: line 5: time_us is 'nan'" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_trace", [False, True])
+def test_the_page_is_well_formed_and_needs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trace: Path, is_trace: bool
+) -> None:
+    load = ("--trace", str(trace)) if is_trace else (*LOAD, "--json", str(tmp_path / "plan.json"))
+    out = tmp_path / "page.html"
+    planners = ("--planner", "model", "--planner", "search")
+    assert run(monkeypatch, *QWEN, *load, *planners, "--phase", "prefill", "--html", str(out)) == 0
+    text = out.read_text()
+    page = ElementTree.fromstring(text.partition("\n")[2])
+    links = [value for each in page.iter() for name, value in each.items() if name.endswith(("href", "src"))]
+    assert all(value.startswith("#") for value in links)
+    assert not list(page.iter("script"))
+    figures = [each.get("aria-label") or "" for each in page.iter("{http://www.w3.org/2000/svg}svg")]
+    assert sum(each.startswith("Sensitivity of operators") for each in figures) == 5
+    assert sum("over time" in each for each in figures) == (3 if is_trace else 0)
+    cells = ["".join(cell.itertext()) for cell in page.iter("td")]
+    if not is_trace:
+        rows = json.loads((tmp_path / "plan.json").read_text())["phases"]["prefill"]["planners"]
+        for name, words in (("model", "model level"), ("search", "search (ours)")):
+            assert cells[cells.index(words) + 1] == str(rows[name]["gpus"])
+
+
+def test_files_of_two_options_must_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "one")
+    message = refusal(monkeypatch, capsys, *QWEN, *LOAD, "--json", out, "--html", out)
+    assert "is the file of --json too: give another one" in message
