@@ -73,11 +73,11 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"/><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222;
   background: #fff }}
-table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .2rem .6rem; text-align: right }}
+table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .2rem .4rem; text-align: right }}
 th {{ border-bottom: 2px solid #444 }} td {{ border-bottom: 1px solid #ddd }}
 td:first-child, th:first-child {{ text-align: left }} figure {{ margin: 1.5rem 0 }}
 svg {{ max-width: 100%; height: auto }} figcaption, .small {{ color: #555; font-size: 13px }}
-.beside {{ display: flex; flex-wrap: wrap; gap: 0 3rem }}
+.beside {{ display: flex; flex-wrap: wrap; gap: 0 1.5rem }}
 .wide {{ overflow-x: auto; margin: 1rem 0 }}
 </style></head><body>
 <h1>{title}</h1>{first}

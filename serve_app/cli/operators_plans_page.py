@@ -26,7 +26,10 @@ def plans_page(answers: Sequence[PhaseAnswer]) -> str:
     title = f"What operator-level scaling saves: {subject.name} on {subject.platform.gpu.name}"
     sections = [section for answer in answers for section in _phase_sections(answer)]
     if compared := [answer for answer in answers if "model" in answer.plans and len(answer.plans) > 1]:
-        sections += [heading("Prefill against decode"), drawn(_savings_figure(compared))]
+        sections += [
+            heading("Prefill against decode" if len(compared) > 1 else "Savings"),
+            drawn(_savings_figure(compared)),
+        ]
     sections += study_sections([_base(answer) for answer in answers])
     return page(title, assumption_lines(subject), sections)
 
