@@ -52,7 +52,8 @@ def _draw_curves(axes: Any, panel: Panel, colors: Mapping[str, Any]) -> None:
     for curve in panel.curves:
         style = {"color": colors[curve.name], "label": curve.name, "linewidth": 1.3}
         if panel.has_steps:
-            axes.step(curve.x, _gaps(curve), where="post", **style)
+            x, y = _held(curve)
+            axes.step(x, y, where="post", **style)
         else:
             axes.plot(curve.x, _gaps(curve), marker="o", markersize=2.5, **style)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
@@ -62,9 +63,24 @@ def _draw_curves(axes: Any, panel: Panel, colors: Mapping[str, Any]) -> None:
     if panel.y_names:
         axes.set_yticks(range(len(panel.y_names)), panel.y_names)
         axes.set_ylim(-0.5, len(panel.y_names) - 0.5)
-    elif not panel.is_log_y and all(value is None or value >= 0.0 for curve in panel.curves for value in curve.y):
-        axes.set_ylim(bottom=0)
+    elif not panel.is_log_y:
+        _from_0(axes, panel)
     axes.grid(alpha=0.3)
+
+
+def _from_0(axes: Any, panel: Panel) -> None:
+    """An axis of values that begins at 0, with room above the largest one; values below 0 stay in view."""
+    values = [value for curve in panel.curves for value in curve.y if value is not None]
+    if values and min(values) >= 0.0:
+        axes.set_ylim(0.0, 1.08 * max(values) or 1.0)
+
+
+def _held(curve: Curve) -> tuple[list[float], list[float]]:
+    """The points of a step curve; the last value holds as long as the one before."""
+    x, y = list(curve.x), _gaps(curve)
+    if len(x) > 1:
+        x, y = [*x, 2 * x[-1] - x[-2]], [*y, y[-1]]
+    return x, y
 
 
 def _log_x(axes: Any, panel: Panel) -> None:
@@ -72,7 +88,7 @@ def _log_x(axes: Any, panel: Panel) -> None:
     values = sorted({value for curve in panel.curves for value in curve.x})
     shown = values[:: -(-len(values) // _MOST_TICKS)]
     axes.set_xscale("log")
-    axes.set_xticks(shown, [f"{value / 1e3:.3g}k" if value >= 1e3 else f"{value:.3g}" for value in shown])
+    axes.set_xticks(shown, [f"{value / 1e3:.3g}k" if value >= 1e4 else f"{value:.4g}" for value in shown])
     axes.set_xticks([], minor=True)
 
 

@@ -44,6 +44,13 @@ class Platform:
     shares: SmShares | None
     most_parallel: int
 
+    @property
+    def sharing_text(self) -> str:
+        """How operators share a GPU, and where their contention comes from."""
+        if self.shares is None:
+            return "streams, with contention measured on an H100"
+        return "shares of the SMs (MPS), with a model of contention from SM shares measured on an H100"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:

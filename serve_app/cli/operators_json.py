@@ -24,7 +24,7 @@ def subject_document(subject: Subject) -> dict[str, Any]:
         "gpu": platform.gpu.name,
         "most_parallel": platform.most_parallel,
         "has_sm_shares": platform.shares is not None,
-        "contention": "measured on an H100",
+        "sharing": platform.sharing_text,
         "power": platform.power_text,
     }
 

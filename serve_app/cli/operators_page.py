@@ -41,10 +41,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def beside(parts: Iterable[str]) -> str:
+    """Parts of a page side by side, as far as the page is wide."""
+    return f'<div class="beside">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+
+
 def drawn(figure: Figure) -> str:
     """A figure with its title and caption."""
     caption = f"<b>{html.escape(figure.title)}.</b> {html.escape(figure.caption)}"
-    return f"<figure>{svg_of(figure)}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure><figcaption>{caption}</figcaption>{svg_of(figure)}</figure>"
 
 
 def study_sections(bases: Sequence[Base]) -> list[str]:
@@ -68,10 +73,11 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"/><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222;
   background: #fff }}
-table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .2rem .6rem; text-align: right }}
+table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .2rem .4rem; text-align: right }}
 th {{ border-bottom: 2px solid #444 }} td {{ border-bottom: 1px solid #ddd }}
 td:first-child, th:first-child {{ text-align: left }} figure {{ margin: 1.5rem 0 }}
 svg {{ max-width: 100%; height: auto }} figcaption, .small {{ color: #555; font-size: 13px }}
+.beside {{ display: flex; flex-wrap: wrap; gap: 0 1.5rem }}
 .wide {{ overflow-x: auto; margin: 1rem 0 }}
 </style></head><body>
 <h1>{title}</h1>{first}

@@ -1,6 +1,7 @@
 """``tandem operators plan``: what operator-level scaling would save for a model, GPUs and a load."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from serve_app.cli.operators_inputs import subject
 from serve_app.cli.operators_json import plans_document
 from serve_app.cli.operators_plans_page import plans_page
 from serve_app.cli.operators_question import Question, phases_of, planners_of
-from serve_app.cli.operators_trace import HEADROOM_FRAC, Replanning, scaled
+from serve_app.cli.operators_trace import HEADROOM_FRAC, Replanning, TraceAnswer, scaled
 from serve_app.cli.operators_trace_page import trace_page
 from serve_app.cli.operators_trace_view import show_trace, trace_document
 from serve_app.cli.operators_view import show
@@ -68,27 +69,29 @@ def plan(
         phases=phases_of(phase), planners=planners_of(planner), slos=slos, gpus=gpus, requests_per_s=requests_per_s
     )
     lengths = input_tokens, output_tokens
+    what = partial(subject, model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
+    starts = {"model_start_s": model_start_s, "operator_start_s": operator_start_s}
+    replanning = Replanning(window_s=window_s, headroom_frac=headroom_frac, **starts)
     if trace is not None:
         question.check_trace(lengths)
-        replanning = Replanning(
-            window_s=float(above_0("--window-s", window_s) or 0.0),
-            model_start_s=model_start_s,
-            operator_start_s=operator_start_s,
-            headroom_frac=headroom_frac,
-        )
         requests = scaled(load_trace(trace), above_0("--rate-scale", rate_scale))
-        what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
-        courses = question.over_time(what, requests, replanning)
-        show_trace(courses, replanning)
-        write_file(json_out, json_text(trace_document(courses, replanning)), "--json")
-        _write_page(html_out, lambda: trace_page(courses, replanning))
+        courses = question.over_time(what(), requests, replanning)
+        _plan_trace(courses, replanning, json_out, html_out)
         return
     tokens = question.tokens(lengths)
-    what = subject(model, gpu, dtype, tables, most_parallel=tp, has_shares=mps)
-    answers = question.at_one_point(what, tokens)
+    answers = question.at_one_point(what(), tokens)
     show(answers)
     write_file(json_out, json_text(plans_document(answers)), "--json")
     _write_page(html_out, lambda: plans_page(answers))
+
+
+def _plan_trace(
+    answers: Sequence[TraceAnswer], replanning: Replanning, json_out: Path | None, html_out: Path | None
+) -> None:
+    """Print and write the answers for a trace."""
+    show_trace(answers, replanning)
+    write_file(json_out, json_text(trace_document(answers, replanning)), "--json")
+    _write_page(html_out, lambda: trace_page(answers, replanning))
 
 
 def _write_page(path: Path | None, make: Callable[[], str]) -> None:

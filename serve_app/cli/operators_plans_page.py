@@ -6,7 +6,7 @@ from autoscale.operators.comparison import saved
 from autoscale.operators.costs import Phase
 from serve_app.cli.operators_answer import PhaseAnswer
 from serve_app.cli.operators_inputs import objective_text
-from serve_app.cli.operators_page import drawn, heading, notes, page, paragraph, study_sections, table
+from serve_app.cli.operators_page import beside, drawn, heading, notes, page, paragraph, study_sections, table
 from serve_app.cli.operators_panels import Bars, Figure
 from serve_app.cli.operators_sweeps import Base
 from serve_app.cli.operators_view import (
@@ -26,7 +26,10 @@ def plans_page(answers: Sequence[PhaseAnswer]) -> str:
     title = f"What operator-level scaling saves: {subject.name} on {subject.platform.gpu.name}"
     sections = [section for answer in answers for section in _phase_sections(answer)]
     if compared := [answer for answer in answers if "model" in answer.plans and len(answer.plans) > 1]:
-        sections += [heading("Prefill against decode"), drawn(_savings_figure(compared))]
+        sections += [
+            heading("Prefill against decode" if len(compared) > 1 else "Savings"),
+            drawn(_savings_figure(compared)),
+        ]
     sections += study_sections([_base(answer) for answer in answers])
     return page(title, assumption_lines(subject), sections)
 
@@ -44,14 +47,14 @@ def _phase_sections(answer: PhaseAnswer) -> list[str]:
         drawn(_time_figure(answer)),
         drawn(_busy_figure(answer)),
     ]
+    tables = []
     for name, operators in answer.rows.items():
         lines = [
             [f"{row.name}{' *' if row.is_bottleneck else ''}", *operator_cells(row, has_shares)] for row in operators
         ]
-        sections += [
-            heading(f"{answer.phase}, {PLANNER_TEXTS[name]}: operators", 3),
-            table(["operator", *operator_heads(has_shares)], lines),
-        ]
+        head = heading(f"{answer.phase}, {PLANNER_TEXTS[name]}: operators", 3)
+        tables.append(head + table(["operator", *operator_heads(has_shares)], lines))
+    sections.append(beside(tables))
     sections.append(paragraph("* the bottleneck, ! the time is estimated and not measured on this GPU"))
     return sections
 

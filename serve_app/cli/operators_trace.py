@@ -1,5 +1,6 @@
 """A trace planned window by window under each planner, for ``tandem operators plan --trace``."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from autoscale.operators.objective import Objective
 from autoscale.operators.over_time import Course, Elasticity, WindowResult, course
 from autoscale.operators.window_demands import WindowDemand, decode_demands, prefill_demands
 from autoscale.traces.trace import TraceRequest, scale_rate
+from serve_app.cli.numbers import above_0
 from serve_app.cli.operators_inputs import Subject
 
 # A trace with fewer requests says little about rates.
@@ -24,12 +26,26 @@ _SEED = 0  # of the copies of requests that a larger rate needs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanning:
-    """How plans follow a trace: seconds between plans, of starts, and the share by which rates are raised."""
+    """How plans follow a trace: seconds between plans, of starts, and the share by which rates are raised.
+
+    Raises:
+        ValueError: a number is not finite, or the window is not above 0.
+    """
 
     window_s: float
     model_start_s: float
     operator_start_s: float
     headroom_frac: float
+
+    def __post_init__(self) -> None:
+        above_0("--window-s", self.window_s)
+        for option, value in (
+            ("--model-start-s", self.model_start_s),
+            ("--operator-start-s", self.operator_start_s),
+            ("--headroom-frac", self.headroom_frac),
+        ):
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{option} {value:g}: give a number from 0")
 
     def elasticity(self, planner: str) -> Elasticity:
         """That of a planner: whole models start as models."""

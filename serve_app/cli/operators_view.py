@@ -42,10 +42,9 @@ def print_lines(lines: Sequence[str]) -> None:
 def assumption_lines(subject: Subject) -> list[str]:
     """What all plans assume."""
     platform = subject.platform
-    sharing = "shares of the SMs (MPS)" if platform.shares else "streams"
     lines = [
-        f"{subject.name} ({subject.dtype}) on {platform.gpu.name}; operators share GPUs by {sharing}, with contention "
-        f"measured on an H100; power {platform.power_text}"
+        f"{subject.name} ({subject.dtype}) on {platform.gpu.name}; operators share GPUs by {platform.sharing_text}; "
+        f"power {platform.power_text}"
     ]
     if subject.graph.shape.vision is not None:
         lines.append("prompts are counted as text: the vision encoder takes no time")
