@@ -38,7 +38,7 @@ CASES = (
     "qwen3-30b-a3b:H100:bf16:20",
 )
 TRACE = "traces/azure_conv_600s.csv.gz"
-SECONDS = 300.0
+SECONDS = 180.0
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.05, attained_frac=0.95)
 MOST_REPLICAS = 32
 
