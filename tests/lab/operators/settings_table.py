@@ -3,7 +3,7 @@
 Before: the smallest tensor parallel size that has room for the longest request, vLLM's own sizes of steps and batches,
 and as many prefill as decode replicas: the fewest that keep the objectives in the simulator. So `before` is sized too.
 
-    python -m tests.lab.operators.settings_table [--case llama-3.1-8b:H100:bf16:20 ...]
+    python -m tests.lab.operators.settings_table [--case llama-3.1-8b:H100:bf16:40 ...]
 """
 
 import argparse
@@ -31,9 +31,9 @@ from serve_app.cli.settings_result import found_settings
 from serve_app.local.shipped import shipped
 
 CASES = (
-    "llama-3.1-8b:H100:bf16:20",
+    "llama-3.1-8b:H100:bf16:40",
     "llama-3.1-8b:A100:bf16:20",
-    "llama-3.1-70b:H100:fp8:6",
+    "llama-3.1-70b:H100:fp8:10",
     "qwen3-32b:H100:bf16:8",
     "qwen3-30b-a3b:H100:bf16:20",
 )
