@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autoscale.operators.pair_prediction import Effect
+from autoscale.operators.pool_pair import Effect
 from serve_app.cli.settings_check import Compared, Judged
 from serve_app.cli.settings_config import Setting
 from serve_app.cli.settings_result import SettingsResult

@@ -17,7 +17,7 @@ from autoscale.operators.engine_profile import MemoryShortageError
 from autoscale.operators.gpu import gpu_named
 from autoscale.operators.graph import OperatorPrecision, operator_graph
 from autoscale.operators.pair_load import PairLoad
-from autoscale.operators.pair_prediction import Effect, Objectives
+from autoscale.operators.pool_pair import Effect, Objectives
 from autoscale.operators.role_settings import RoleEngines
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
