@@ -31,7 +31,8 @@ def show(result: SettingsResult, notes: Sequence[str]) -> None:
 
 def _setting_text(result: SettingsResult, judged: Judged) -> str:
     setting = judged.setting
-    old = f"{setting.default} (vLLM's)" if setting.before is None else setting.before
+    default = "left out" if setting.default is None else f"{setting.default} (vLLM's)"
+    old = default if setting.before is None else setting.before
     line = f"{setting.label}: {old} -> {setting.after}: {setting.why}"
     if judged.without is None:
         return f"{line}\n    without it, the other settings cannot run: {_fate(result, setting)}"
