@@ -9,4 +9,7 @@ Modules of plans in the order of reading: ``demand``, ``options`` and ``option_t
 ``queueing``, ``loads``, ``contention``, ``accounting`` and ``evaluation`` (what a choice gives); then the planners:
 ``model_level``, ``sizing`` and ``placement`` (the paper's), ``search`` (ours), ``oracle``. ``over_time`` and
 ``throughput`` use them.
+
+Modules of settings for engines: ``role_settings`` (sizes of steps), ``pair_search`` (sizes and counts of both roles) by
+``pair_prediction``; ``overlap`` and ``expert_parallel``.
 """

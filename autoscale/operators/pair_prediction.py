@@ -12,6 +12,7 @@ import numpy as np
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.operators.pair_load import Floats, PairLoad
+from autoscale.operators.pool_pair import Effect, LengthRule, Objectives, PoolPair
 from autoscale.operators.queueing import erlang_c
 
 # Points of the distribution of waits of prompts that wait, at equal shares.
@@ -23,61 +24,18 @@ _BATCH_SPREAD = 0.5
 # Highest busy share for which a queue's wait is computed; work beyond it is left over for the next window.
 _MOST_BUSY = 0.97
 # Rounds of the fixed points: batch and step time, backlog and length bound.
-_ROUNDS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthRule:
-    """Numbers of the router's length rule (``router.config.LengthConfig``)."""
-
-    local_max_tokens: float = 0.0
-    local_cap_tokens: float = 0.0
-    local_tokens_per_output_token: float = 0.0
-    backlog_share_frac: float = 0.0
-    decode_room_frac: float = 1.0
-    decode_busy_frac: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objectives:
-    """The objectives of every request, and the share of requests that must keep both."""
-
-    ttft_s: float
-    tpot_s: float
-    attained_frac: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPair:
-    """A prefill and a decode pool: their engines, and the replicas of each."""
-
-    prefill: EngineProfile
-    decode: EngineProfile
-    prefill_replicas: int
-    decode_replicas: int
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all replicas; an engine without a GPU counts as one."""
-        return self.prefill_replicas * max(1, self.prefill.gpus) + self.decode_replicas * max(1, self.decode.gpus)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """What requests see: 90th percentiles, and the share of requests that keep both objectives."""
-
-    gpus: int
-    ttft_p90_s: float
-    tpot_p90_s: float
-    attained_frac: float
+_ROUNDS = 16
+# Share of the way to the next bound in a round: the bound that relieves prefill fills decode, which lowers it again.
+_ROUND_FRAC = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decode:
-    """Decode in one window: seconds of a step, TPOT by request and point, and free share of slots and KV."""
+    """Decode in one window: seconds of a step, TPOT, the wait of local prompts, and free share of slots and KV."""
 
     step_s: float
     tpot_s: Floats
+    local_wait_s: float
     headroom_frac: float
     served_frac: float
 
@@ -183,6 +141,8 @@ class _Window:
         return _Decode(
             step_s=step_s(batch),
             tpot_s=np.maximum(_step_s(profile, 1.0, context), step_s(batch) + spread_s),
+            # Pollaczek and Khinchine: local prompts wait for each other as in M/G/1.
+            local_wait_s=float(np.sum(prompts * self._local_s**2)) / 2.0 / (1.0 - prompts_frac),
             headroom_frac=max(0.0, 1.0 - used),
             served_frac=min(1.0, most / step_s(most) / tokens_per_s),
         )
@@ -212,8 +172,7 @@ class _Window:
                 min(rule.local_cap_tokens, rule.local_tokens_per_output_token * float(self._outputs.mean())),
             )
             bound = min(cap, usual + rule.backlog_share_frac * backlog)
-        # Half of the way: the bound that relieves prefill fills decode, and a full decode lowers the bound again.
-        self._bound_tokens = (self._bound_tokens + bound) / 2.0
+        self._bound_tokens += _ROUND_FRAC * (bound - self._bound_tokens)
         self._raised = self._inputs <= self._bound_tokens
 
     @property
@@ -231,7 +190,7 @@ class _Window:
         step_s = self.decode.step_s
         # A request enters decode in the middle of a step, and has its token at the end of the next one.
         remote_s = (self._remote_s + self._handoff_s)[:, None] + waits[None, :] + 1.5 * step_s
-        local_s = (self._local_s + 1.5 * step_s)[:, None]
+        local_s = (self._local_s + self.decode.local_wait_s + 1.5 * step_s)[:, None]
         is_waiting = (np.arange(waits.size) > 0)[None, :]
         is_local = self._is_usual[:, None] | (self._raised[:, None] & is_waiting)
         return np.where(is_local, local_s, remote_s)

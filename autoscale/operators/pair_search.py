@@ -11,7 +11,8 @@ from autoscale.engines.candidates import Candidate, Need, decode_candidates, pre
 from autoscale.engines.profile import EngineProfile
 from autoscale.engines.replica_counts import Fleet, fleets_for_load, fleets_in_gpus
 from autoscale.operators.pair_load import PairLoad
-from autoscale.operators.pair_prediction import Effect, LengthRule, Objectives, PoolPair, predict
+from autoscale.operators.pair_prediction import predict
+from autoscale.operators.pool_pair import Effect, LengthRule, Objectives, PoolPair
 
 # Most pairs of engines whose counts are searched, those on the fewest GPUs first.
 _MOST_PAIRS = 6

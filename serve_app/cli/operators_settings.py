@@ -14,7 +14,7 @@ from typer import Argument, Option
 from autoscale.operators.gpu import Gpu, gpu_named
 from autoscale.operators.graph import OperatorGraph, OperatorPrecision, operator_graph
 from autoscale.operators.pair_load import PairLoad
-from autoscale.operators.pair_prediction import Objectives
+from autoscale.operators.pool_pair import Objectives
 from autoscale.operators.role_settings import RoleEngines
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes

@@ -8,8 +8,9 @@ import numpy as np
 from autoscale.engines.profile import EngineProfile
 from autoscale.operators.engine_profile import MemoryShortageError
 from autoscale.operators.pair_load import PairLoad
-from autoscale.operators.pair_prediction import Effect, LengthRule, Objectives, PoolPair, predict
+from autoscale.operators.pair_prediction import predict
 from autoscale.operators.pair_search import neighbours
+from autoscale.operators.pool_pair import Effect, LengthRule, Objectives, PoolPair
 from autoscale.operators.step_times import EngineSettings, ParallelSizeError
 from autoscale.report import Slo
 from autoscale.sim.config import SimConfig

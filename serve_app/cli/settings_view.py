@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autoscale.operators.pair_prediction import Effect
+from autoscale.operators.pool_pair import Effect
 from serve_app.cli.settings_check import Compared, Judged
 from serve_app.cli.settings_config import Setting
 from serve_app.cli.settings_result import SettingsResult
@@ -31,7 +31,8 @@ def show(result: SettingsResult, notes: Sequence[str]) -> None:
 
 def _setting_text(result: SettingsResult, judged: Judged) -> str:
     setting = judged.setting
-    old = f"{setting.default} (vLLM's)" if setting.before is None else setting.before
+    default = "left out" if setting.default is None else f"{setting.default} (vLLM's)"
+    old = default if setting.before is None else setting.before
     line = f"{setting.label}: {old} -> {setting.after}: {setting.why}"
     if judged.without is None:
         return f"{line}\n    without it, the other settings cannot run: {_fate(result, setting)}"

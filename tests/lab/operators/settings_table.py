@@ -3,7 +3,7 @@
 Before: the smallest tensor parallel size that has room for the longest request, vLLM's own sizes of steps and batches,
 and as many prefill as decode replicas: the fewest that keep the objectives in the simulator. So `before` is sized too.
 
-    python -m tests.lab.operators.settings_table [--case llama-3.1-8b:H100:bf16:20 ...]
+    python -m tests.lab.operators.settings_table [--case llama-3.1-8b:H100:bf16:40 ...]
 """
 
 import argparse
@@ -17,7 +17,7 @@ from autoscale.operators.engine_profile import MemoryShortageError
 from autoscale.operators.gpu import gpu_named
 from autoscale.operators.graph import OperatorPrecision, operator_graph
 from autoscale.operators.pair_load import PairLoad
-from autoscale.operators.pair_prediction import Effect, Objectives
+from autoscale.operators.pool_pair import Effect, Objectives
 from autoscale.operators.role_settings import RoleEngines
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
@@ -31,14 +31,14 @@ from serve_app.cli.settings_result import found_settings
 from serve_app.local.shipped import shipped
 
 CASES = (
-    "llama-3.1-8b:H100:bf16:20",
+    "llama-3.1-8b:H100:bf16:40",
     "llama-3.1-8b:A100:bf16:20",
-    "llama-3.1-70b:H100:fp8:6",
+    "llama-3.1-70b:H100:fp8:10",
     "qwen3-32b:H100:bf16:8",
     "qwen3-30b-a3b:H100:bf16:20",
 )
 TRACE = "traces/azure_conv_600s.csv.gz"
-SECONDS = 300.0
+SECONDS = 180.0
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.05, attained_frac=0.95)
 MOST_REPLICAS = 32
 
