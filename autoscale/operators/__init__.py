@@ -7,8 +7,8 @@ Files are read only by functions named ``load``.
 
 Modules of plans in the order of reading: ``demand``, ``options`` and ``option_table`` (what may be chosen);
 ``queueing``, ``loads``, ``contention``, ``accounting`` and ``evaluation`` (what a choice gives); then the planners:
-``model_level``, ``sizing`` and ``placement`` (the paper's), ``search`` (ours), ``oracle``. ``over_time`` and
-``throughput`` use them.
+``model_level``, ``sizing`` and ``placement`` (the paper's, ``paper_greedy``), ``joint_sizing`` (``greedy``),
+``search``, ``steady``, ``oracle``. ``over_time`` and ``throughput`` use them.
 
 Modules of settings for engines: ``role_settings`` (sizes of steps), ``pair_search`` (sizes and counts of both roles) by
 ``pair_prediction``; ``overlap`` and ``expert_parallel``.

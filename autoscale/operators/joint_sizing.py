@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 # A step down takes a sixteenth of the GPUs, and one if that is too many, as Algorithm 1 does here with replicas.
 _STEP_FRAC = 1 / 16
 # First sizings that are improved: those with the fewest GPUs. More of them find nothing better in the gap study.
-_SEEDS = 4
+_SEEDS = 2
 # Above any latency; the busy share is added, so that moves lead out of an overload.
 _OVERLOADED_S = 1e6
 # Sums of service times below this are rounding errors of a subtraction.

@@ -17,8 +17,8 @@ from tests.autoscale.operators.roofline import HandCosts
 def test_a_replica_that_a_higher_rate_needs_is_kept(make_table: MakeTable, turns: Assumptions) -> None:
     """Three GPUs, objective 0.22 s. At 12 requests/s one replica of b is enough (0.2140 s), so ``search`` keeps one.
 
-    With all replicas, the GPUs carry 14.4 requests/s: rho is 0.672, and 0.14 (1 + wait(3, 0.672)) = 0.2043 s. They do not
-    carry 15.6 (0.2316 s). At 14.4 requests/s two replicas of b are enough (0.2189 s), and one takes 0.2679 s.
+    With all replicas, the GPUs carry 14.4 requests/s: rho is 0.672, and 0.14 (1 + wait(3, 0.672)) = 0.2043 s. They do
+    not carry 15.6 (0.2316 s). At 14.4 requests/s two replicas of b are enough (0.2189 s), and one takes 0.2679 s.
     """
     costs = HandCosts(fixed_s={"a": 0.1, "b": 0.04}, each_s={"a": 0.0, "b": 0.0}, weights={"a": 1e9, "b": 2e9})
     table = make_table(costs, slo_s=0.22)

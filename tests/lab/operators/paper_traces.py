@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parents[3] / "configs" / "traces" / "azure_conv_600s.cs
 # that is 45 requests/s, where it shows the largest one. All traces get the same factor.
 RATE_SCALE = 8.0
 _WINDOW_S = 10.0
-_RATIO = (1.5, 4.0)
+_RATIO, _MOST_DECODE = (1.5, 4.0), 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +65,26 @@ def trace_rows(folder: Path | None) -> Iterator[PaperRow]:
 def rows_of(claim: TraceClaim, trace: Sequence[TraceRequest]) -> Iterator[PaperRow]:
     """The rows of one trace."""
     found = {name: fits(trace, reading) for name, reading in readings().items()}
-    reasons = {
-        OWN_QUEUES: "Decode saves as well: its GPUs, too, are planned for more than a second of work in a second.",
-        GPU_TIME: TIME_REASON,
-    }
     for what, claimed in (("gpus", claim.gpus), ("energy", claim.energy), ("memory", claim.memory)):
+        name = "GPUs" if what == "gpus" else what
         yield PaperRow(
             source="Fig. 12",
-            what=f"{claim.name}, prefill and decode: saving of {'GPUs' if what == 'gpus' else what}",
-            claimed="less than chat" if claimed is None else f"up to {claimed:.0%} in prefill, below 15 % in decode",
-            tolerance="above 0 in prefill" if claimed is None else "prefill within 10 points; decode 15 % at most",
-            results={name: _fit(each, what, claimed) for name, each in found.items()},
-            reason=reasons,
+            what=f"{claim.name}, prefill: saving of {name}",
+            claimed="less than chat" if claimed is None else f"up to {claimed:.0%}",
+            tolerance="above 0" if claimed is None else "within 10 points",
+            results={reading: _fit(each[Phase.PREFILL], what, *_bounds(claimed)) for reading, each in found.items()},
+            reason={OWN_QUEUES: "More is saved than in the paper.", GPU_TIME: TIME_REASON},
+        )
+        yield PaperRow(
+            source="Fig. 12",
+            what=f"{claim.name}, decode: saving of {name}",
+            claimed=f"below {_MOST_DECODE:.0%}",
+            tolerance=f"0 to {_MOST_DECODE:.0%}",
+            results={reading: _fit(each[Phase.DECODE], what, 0.0, _MOST_DECODE) for reading, each in found.items()},
+            reason={
+                OWN_QUEUES: "GPUs of decode, too, are planned for more than a second of work in a second.",
+                GPU_TIME: "Products are replicated less than attention, so memory is saved in decode as well.",
+            },
         )
     yield PaperRow(
         source="Fig. 12",
@@ -129,12 +137,14 @@ def _course(phase: Phase, demands: Sequence[WindowDemand], planner: str, reading
     return course(plans, demands, elasticity, data_sheet_power(GPU))
 
 
-def _fit(found: Mapping[Phase, Fit], what: str, claimed: float | None) -> Result:
-    prefill, decode = (float(getattr(found[phase], what)) for phase in (Phase.PREFILL, Phase.DECODE))
-    unplanned = sum(one.unplanned for one in found.values())
-    note = f" ({unplanned} windows without a plan)" if unplanned else ""
-    is_there = prefill > 0.0 if claimed is None else abs(prefill - claimed) <= 0.1 and decode <= 0.15
-    return Result(ours=f"{prefill:.0%}, {decode:.0%}{note}", is_reproduced=is_there)
+def _bounds(claimed: float | None) -> tuple[float, float]:
+    return (1e-9, 1.0) if claimed is None else (claimed - 0.1, claimed + 0.1)
+
+
+def _fit(found: Fit, what: str, low: float, high: float) -> Result:
+    value = float(getattr(found, what))
+    note = f" ({found.unplanned} windows without a plan)" if found.unplanned else ""
+    return Result(ours=f"{value:.0%}{note}", is_reproduced=low <= value <= high)
 
 
 def _ratio(found: Mapping[Phase, Fit]) -> Result:
