@@ -35,6 +35,7 @@ class Timing:
     median_us: float
     p10_us: float
     p90_us: float
+    least_us: float
     repeats: int
     method: str
     sm_clock_mhz: float | None
@@ -99,7 +100,15 @@ def calls_per_burst(call_us: float, variants: int, target_us: float) -> int:
 def summary(samples_us: Sequence[float], repeats: int, method: str, sm_clock_mhz: float | None) -> Timing:
     """Quantiles of samples, each the mean of a group of calls."""
     p10, median, p90 = (float(value) for value in np.percentile(np.asarray(samples_us), (10, 50, 90)))
-    return Timing(median_us=median, p10_us=p10, p90_us=p90, repeats=repeats, method=method, sm_clock_mhz=sm_clock_mhz)
+    return Timing(
+        median_us=median,
+        p10_us=p10,
+        p90_us=p90,
+        least_us=min(samples_us),
+        repeats=repeats,
+        method=method,
+        sm_clock_mhz=sm_clock_mhz,
+    )
 
 
 class CudaTimer:

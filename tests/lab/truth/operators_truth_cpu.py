@@ -8,12 +8,14 @@ import asyncio
 import json
 import os
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -27,8 +29,11 @@ from autoscale.operators.kinds import Pass
 from autoscale.operators.step_times import EngineSettings, HostTimes, StepTimes
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
+from deployments.operator_profiler.measure import POINTS_FILE
+from deployments.operator_profiler.pace import HostPace
 from deployments.operator_profiler.profile import profile_operators
 from deployments.operator_profiler.series import Sizes
+from deployments.profiler.pace import UNDISTURBED_QUANTILE
 from serve_app.cli.operator_model import model_config
 
 _SIZES = Sizes(max_batch_tokens=512, max_running=16, longest_tokens=1024)
@@ -71,8 +76,12 @@ def passes() -> dict[str, Pass]:
     return prompts | steps
 
 
-async def engine_times(folder: Path, dtype: str, rounds: int) -> dict[str, float]:
-    """Seconds of each step on a vLLM engine with random weights; of several rounds as for operators."""
+async def engine_times(folder: Path, dtype: str, rounds: int, pace_s: float) -> dict[str, float]:
+    """Seconds of each step on a vLLM engine with random weights; of several rounds as for operators.
+
+    ``pace_s``: the machine's undisturbed pace while operators were measured. A time is that at this pace, as far as a
+    pace before and one after it tell.
+    """
     from vllm import AsyncLLMEngine
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -92,7 +101,7 @@ async def engine_times(folder: Path, dtype: str, rounds: int) -> dict[str, float
         block_size=32,
     )
     client = AsyncLLMEngine.from_engine_args(arguments)
-    rng = random.Random(_SEED)
+    rng, pace = random.Random(_SEED), HostPace()
 
     def prompt(tokens: int) -> list[int]:
         return rng.choices(range(1000), k=tokens)
@@ -102,15 +111,22 @@ async def engine_times(folder: Path, dtype: str, rounds: int) -> dict[str, float
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, step in passes().items():
+                before_s = pace.seconds()
                 if step.prompts:
                     seconds = await prefill_s(client, prompt(step.new_tokens))
                 else:
                     lengths = [_CONTEXT_TOKENS - DECODE_STEPS // 2] * step.decoding
                     seconds = await step_s(client, [prompt(each) for each in lengths])
-                found.setdefault(name, []).append(seconds)
+                found.setdefault(name, []).append(seconds * pace_s / statistics.fmean((before_s, pace.seconds())))
     finally:
         client.shutdown()
     return {name: least_time(times) for name, times in found.items()}
+
+
+def undisturbed_pace_s(tables: Path) -> float:
+    """The pace that counts as undisturbed for the operators: a low quantile of all of them."""
+    lines = (tables / POINTS_FILE).read_text(encoding="utf-8").splitlines()[1:]
+    return float(np.quantile([json.loads(line)["pace_s"] for line in lines], UNDISTURBED_QUANTILE))
 
 
 def compared(config: dict[str, Any], tables: Path, dtype: str, engine_s: dict[str, float]) -> list[Compared]:
@@ -166,7 +182,7 @@ def main(
             f"operators: {outcome.measured} measurements, complete: {outcome.is_complete}, left out: {outcome.left_out}"
         )
         (folder / "config.json").write_text(json.dumps(config))
-        engine_s = asyncio.run(engine_times(folder, dtype, rounds))
+        engine_s = asyncio.run(engine_times(folder, dtype, rounds, undisturbed_pace_s(tables)))
         title = f"{layers} layers of {model}, {dtype}, {threads} thread(s), {outcome.facts.name}"
         console.print(show(compared(config, tables, dtype, engine_s), title))
 
