@@ -13,7 +13,7 @@ from autoscale.operators.graph import OperatorGraph
 from autoscale.operators.kinds import wide_dtype
 from deployments.operator_profiler.device import ProfilingError, device_name, free_bytes
 from deployments.operator_profiler.meter import open_meter
-from deployments.operator_profiler.pace import HostPace
+from deployments.operator_profiler.pace import HostPace, host_clock
 from deployments.operator_profiler.series import Series
 from deployments.operator_profiler.survey import Place, expected, next_places, order
 from deployments.operator_profiler.tensors import Tensors
@@ -59,7 +59,9 @@ class Run:
         self._room_bytes = room_bytes(self._device)
         self._dtype, self._tensors = wide_dtype(dtype), tensors
         self._timer: Timer = (
-            HostTimer(target_us=_BURST_US) if self._device == "cpu" else CudaTimer(open_meter(self._device))
+            HostTimer(target_us=_BURST_US, clock=host_clock)
+            if self._device == "cpu"
+            else CudaTimer(open_meter(self._device))
         )
         self._paces_s: list[float] = []
         self._pace = HostPace() if self._device == "cpu" else None  # a GPU is not shared
