@@ -13,6 +13,7 @@ from autoscale.operators.graph import OperatorGraph
 from autoscale.operators.kinds import wide_dtype
 from deployments.operator_profiler.device import ProfilingError, device_name, free_bytes
 from deployments.operator_profiler.meter import open_meter
+from deployments.operator_profiler.pace import HostPace, host_clock
 from deployments.operator_profiler.series import Series
 from deployments.operator_profiler.survey import Place, expected, next_places, order
 from deployments.operator_profiler.tensors import Tensors
@@ -25,8 +26,6 @@ POINTS_FILE = "points.jsonl"
 _MEMORY_FRAC = 0.6
 # One call may take this share of the budget; a longer one is left out, and the table's end stands for it.
 _CALL_FRAC = 1 / 200
-# The product whose time beside each measurement is the pace of a CPU: rows, inputs and outputs. Some milliseconds.
-_PACE_SIDE, _PACE_TRIES = 384, 3
 # Length of a burst of calls on a CPU, microseconds.
 _BURST_US = 6000.0
 _US = 1e-6
@@ -60,13 +59,12 @@ class Run:
         self._room_bytes = room_bytes(self._device)
         self._dtype, self._tensors = wide_dtype(dtype), tensors
         self._timer: Timer = (
-            HostTimer(target_us=_BURST_US) if self._device == "cpu" else CudaTimer(open_meter(self._device))
+            HostTimer(target_us=_BURST_US, clock=host_clock)
+            if self._device == "cpu"
+            else CudaTimer(open_meter(self._device))
         )
         self._paces_s: list[float] = []
-        self._pace_call: Callable[[], Any] | None = None
-        if self._device == "cpu":
-            square = torch.randn(_PACE_SIDE, _PACE_SIDE)
-            self._pace_call = lambda: torch.mm(square, square)
+        self._pace = HostPace() if self._device == "cpu" else None  # a GPU is not shared
         self.surveys: list[Survey] = []
         self.is_complete = False
 
@@ -155,21 +153,15 @@ class Run:
             self._tensors.drop()
             return
         pace_s = None if before_s is None else min(before_s, self._pace_s() or before_s)
-        timing = Timing(found.median_us * _US, pace_s)
+        # On a shared CPU noise only adds to a time.
+        time_us = found.median_us if self._pace is None else found.least_us
+        timing = Timing(time_us * _US, pace_s)
         timings.append(timing)
         self._note(timing)
         self.points.add((series.table, *series.key, *place, len(timings)), timing)
 
     def _pace_s(self) -> float | None:
-        """Seconds of the reference product; None on a GPU, which is not shared."""
-        if self._pace_call is None:
-            return None
-        found = []
-        for _ in range(_PACE_TRIES):
-            began_s = time.perf_counter()
-            self._pace_call()
-            found.append(time.perf_counter() - began_s)
-        return min(found)
+        return None if self._pace is None else self._pace.seconds()
 
     def _note(self, timing: Timing) -> None:
         if timing.pace_s is not None:

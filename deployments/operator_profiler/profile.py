@@ -44,8 +44,9 @@ METHOD = {
     "calls": "random weights; KV and weights are used in turns, so that no cache holds them",
     "kernels": "torch: torch.mm, addmm or scaled_mm, scaled_dot_product_attention (flash, KV not paged); vllm: what "
     "vLLM's CPU layers call: oneDNN with packed weights, attention of paged KV, rotary, activation",
-    "time": "median over groups of calls, in a CUDA graph where the device has them; on a CPU at the machine's "
-    "undisturbed pace. Of several rounds the median of the three least times counts, of two the lower one",
+    "time": "on a GPU the median over groups of calls in a CUDA graph; on a CPU the least group, in seconds for which "
+    "the calling thread had a core, at the core's undisturbed pace. Of several rounds the median of the three least "
+    "times counts, of two the lower one",
     "sizes": "first a coarse grid, then between points where the curve bends by more than 5 %",
     "norm": "with the addition of the residual; small operators are one kernel each where the compiler is named",
 }

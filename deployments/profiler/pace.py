@@ -11,7 +11,7 @@ import numpy as np
 from deployments.profiler.points import Timing
 
 # Quantile of all paces of a run that counts as undisturbed: the least one may be luck.
-_UNDISTURBED_QUANTILE = 0.1
+UNDISTURBED_QUANTILE = 0.1
 
 
 class Pace:
@@ -42,4 +42,4 @@ def undisturbed_s(timing: Timing, paces_s: Sequence[float]) -> float:
     """The seconds that a measurement takes if nothing disturbs the machine; ``paces_s``: all paces of its engine."""
     if timing.pace_s is None:
         return timing.seconds
-    return timing.seconds * float(np.quantile(paces_s, _UNDISTURBED_QUANTILE)) / timing.pace_s
+    return timing.seconds * float(np.quantile(paces_s, UNDISTURBED_QUANTILE)) / timing.pace_s

@@ -1,19 +1,24 @@
 """How much of a live engine's step its operators explain, on a CPU: ``make operators-truth-cpu``.
 
 The operators of a few layers of a shipped model are measured as ``tandem operators profile`` does. Then a vLLM engine
-with random weights of the same layers computes prompts alone and decode steps. Both use the same number of threads.
+with random weights of the same layers computes prompts alone and decode steps. Both use the same number of threads,
+and of both only the time counts in which they had a core.
 """
 
 import asyncio
 import json
 import os
 import random
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import numpy as np
+import psutil
 import torch
 import typer
 from rich.console import Console
@@ -27,8 +32,11 @@ from autoscale.operators.kinds import Pass
 from autoscale.operators.step_times import EngineSettings, HostTimes, StepTimes
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
+from deployments.operator_profiler.measure import POINTS_FILE
+from deployments.operator_profiler.pace import HostPace
 from deployments.operator_profiler.profile import profile_operators
 from deployments.operator_profiler.series import Sizes
+from deployments.profiler.pace import UNDISTURBED_QUANTILE
 from serve_app.cli.operator_model import model_config
 
 _SIZES = Sizes(max_batch_tokens=512, max_running=16, longest_tokens=1024)
@@ -43,11 +51,19 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTime:
+    """Seconds of one step by the wall, and those in which the engine's worker had a core, at the undisturbed pace."""
+
+    wall_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """One step: what the engine takes, and its operators together."""
 
     name: str
-    engine_s: float
+    engine: EngineTime
     parts_s: dict[str, float]
 
     @property
@@ -58,7 +74,7 @@ class Compared:
     @property
     def explained_frac(self) -> float:
         """Share of the engine's step that the operators explain."""
-        return self.operators_s / self.engine_s
+        return self.operators_s / self.engine.busy_s
 
 
 def passes() -> dict[str, Pass]:
@@ -71,8 +87,11 @@ def passes() -> dict[str, Pass]:
     return prompts | steps
 
 
-async def engine_times(folder: Path, dtype: str, rounds: int) -> dict[str, float]:
-    """Seconds of each step on a vLLM engine with random weights; of several rounds as for operators."""
+async def engine_times(folder: Path, dtype: str, rounds: int, pace_s: float) -> dict[str, EngineTime]:
+    """Times of each step on a vLLM engine with random weights; of several rounds as for operators.
+
+    ``pace_s``: the undisturbed pace while operators were measured.
+    """
     from vllm import AsyncLLMEngine
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -92,46 +111,65 @@ async def engine_times(folder: Path, dtype: str, rounds: int) -> dict[str, float
         block_size=32,
     )
     client = AsyncLLMEngine.from_engine_args(arguments)
-    rng = random.Random(_SEED)
+    rng, pace, core = random.Random(_SEED), HostPace(), worker_core()
 
     def prompt(tokens: int) -> list[int]:
         return rng.choices(range(1000), k=tokens)
 
     try:
         await prefill_s(client, prompt(64))
-        found: dict[str, list[float]] = {}
+        wall: dict[str, list[float]] = {}
+        busy: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, step in passes().items():
+                before_s, at_core_s, at_wall_s = pace.seconds(), core(), time.perf_counter()
                 if step.prompts:
                     seconds = await prefill_s(client, prompt(step.new_tokens))
                 else:
                     lengths = [_CONTEXT_TOKENS - DECODE_STEPS // 2] * step.decoding
                     seconds = await step_s(client, [prompt(each) for each in lengths])
-                found.setdefault(name, []).append(seconds)
+                had_core_frac = min(1.0, (core() - at_core_s) / (time.perf_counter() - at_wall_s))
+                wall.setdefault(name, []).append(seconds)
+                pace_frac = pace_s / statistics.fmean((before_s, pace.seconds()))
+                busy.setdefault(name, []).append(seconds * had_core_frac * pace_frac)
     finally:
         client.shutdown()
-    return {name: least_time(times) for name, times in found.items()}
+    return {name: EngineTime(wall_s=least_time(wall[name]), busy_s=least_time(busy[name])) for name in wall}
 
 
-def compared(config: dict[str, Any], tables: Path, dtype: str, engine_s: dict[str, float]) -> list[Compared]:
+def worker_core() -> Callable[[], float]:
+    """Reads the seconds for which the engine's worker, a process below this one, has had a core."""
+    below = psutil.Process().children(recursive=True)
+    path = next(Path(f"/proc/{each.pid}/schedstat") for each in below if "Worker" in "".join(each.cmdline()))
+    return lambda: int(path.read_text().split()[0]) / 1e9
+
+
+def undisturbed_pace_s(tables: Path) -> float:
+    """The pace that counts as undisturbed for the operators: a low quantile of all of them."""
+    lines = (tables / POINTS_FILE).read_text(encoding="utf-8").splitlines()[1:]
+    return float(np.quantile([json.loads(line)["pace_s"] for line in lines], UNDISTURBED_QUANTILE))
+
+
+def compared(config: dict[str, Any], tables: Path, dtype: str, engine: dict[str, EngineTime]) -> list[Compared]:
     """Each step of the engine beside its operators, without a host."""
     graph = operator_graph(config, OperatorPrecision(weights=dtype, kv=dtype))
     times = OperatorTimes(load_gpu("cpu", tables), load_operator_tables(tables))
     settings = EngineSettings(parallel=1, host=HostTimes(step_s=0.0), longest_tokens=_SIZES.longest_tokens)
     steps = StepTimes(graph, times, settings)
-    return [Compared(name=name, engine_s=engine_s[name], parts_s=steps.parts(step)) for name, step in passes().items()]
+    return [Compared(name=name, engine=engine[name], parts_s=steps.parts(step)) for name, step in passes().items()]
 
 
 def show(rows: Sequence[Compared], title: str) -> Table:
     """The table: both times, the share, and the largest operators."""
     table = Table(title=title)
-    for head in ("step", "engine, ms", "operators, ms", "explained", "largest operators"):
+    for head in ("step", "engine, ms", "on a core, ms", "operators, ms", "explained", "largest operators"):
         table.add_column(head)
     for row in rows:
         largest = sorted(row.parts_s.items(), key=lambda each: -each[1])[:3]
         table.add_row(
             row.name,
-            f"{row.engine_s * 1e3:.1f}",
+            f"{row.engine.wall_s * 1e3:.1f}",
+            f"{row.engine.busy_s * 1e3:.1f}",
             f"{row.operators_s * 1e3:.1f}",
             f"{row.explained_frac:.0%}",
             ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in largest),
@@ -166,9 +204,9 @@ def main(
             f"operators: {outcome.measured} measurements, complete: {outcome.is_complete}, left out: {outcome.left_out}"
         )
         (folder / "config.json").write_text(json.dumps(config))
-        engine_s = asyncio.run(engine_times(folder, dtype, rounds))
+        engine = asyncio.run(engine_times(folder, dtype, rounds, undisturbed_pace_s(tables)))
         title = f"{layers} layers of {model}, {dtype}, {threads} thread(s), {outcome.facts.name}"
-        console.print(show(compared(config, tables, dtype, engine_s), title))
+        console.print(show(compared(config, tables, dtype, engine), title))
 
 
 if __name__ == "__main__":
