@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscale.operators.evaluation import Assumptions, Choice
+from autoscale.operators.joint_memory import JointMemory
 from autoscale.operators.options import OperatorOptions, OptionTable
 
 Floats = NDArray[np.float64]
@@ -49,14 +50,14 @@ class JointSizing:
 def joint_sizings(table: OptionTable, assumptions: Assumptions, most_gpus: int) -> Iterator[JointSizing]:
     """Sizings that keep the objective by estimate, one for each first sizing; those with few GPUs first come first."""
     together = Together(table=table, assumptions=assumptions)
-    seeds: list[tuple[int, float, Choice]] = []
+    seeds: list[tuple[int, bool, float, Choice]] = []
     for bound, choice in sorted((together.least_by_work(choice), choice) for choice in together.first_choices()):
         if len(seeds) >= _SEEDS and bound > sorted(seeds)[_SEEDS - 1][0]:
             break
         gpus = together.least_gpus(choice, most_gpus)
         if gpus is not None:
-            seeds.append((gpus, together.latency_s(choice, gpus), choice))
-    for gpus, _, choice in sorted(seeds)[:_SEEDS]:
+            seeds.append((gpus, together.is_divided(choice), together.latency_s(choice, gpus), choice))
+    for gpus, _, _, choice in sorted(seeds)[:_SEEDS]:
         yield together.shrunk(choice, gpus)
 
 
@@ -108,6 +109,10 @@ class Together:
         return np.concatenate([least * one.parallel for one, least in self._options()])
 
     @cached_property
+    def _memory(self) -> JointMemory:
+        return JointMemory(table=self.table)
+
+    @cached_property
     def _by_size(self) -> Floats:
         """By option and parallel size, T_v at its own size, and 0 at the others."""
         return np.where(self._parallel[:, None] == self._sizes, self._time_s[:, None], 0.0)
@@ -142,7 +147,12 @@ class Together:
     def least_by_work(self, choice: Choice) -> int:
         """GPUs below which a choice has no time or no memory."""
         at = self._at(choice)
-        return max(1, int(self._least_gpus[at].max()), int(self._work[at].sum()))
+        by_memory = 1 if self.is_divided(choice) else int(self._memory.gpus(at))
+        return max(1, int(self._least_gpus[at].max()), int(self._work[at].sum()), by_memory)
+
+    def is_divided(self, choice: Choice) -> bool:
+        """Whether no GPU has the memory for all operators, so that ``full_layouts`` divides them over several GPUs."""
+        return bool(np.isinf(self._memory.gpus(self._at(choice))))
 
     def least_gpus(self, choice: Choice, most: int) -> int | None:
         """The fewest GPUs on which a choice keeps the objective; None: ``most`` are too few."""
@@ -205,6 +215,8 @@ class Together:
         others[order[-1]] = batches[order[-2]] if len(at) > 1 else 1
         fills = self._fill_s(np.maximum(others[self._owner], self._batch))
         usable = (self._least_gpus > 0) & (self._least_gpus <= gpus)
+        if not self.is_divided(choice):
+            usable &= self._memory.gpus_after_moves(at, self._owner) <= gpus
         moved = np.full(len(self._owner), np.inf)
         moved[usable] = fills[usable] + self._total_s(by_size[usable], work[usable], gpus, self._wait_on_grid)
         return moved

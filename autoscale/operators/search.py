@@ -5,12 +5,12 @@ did not know. This search starts from the GPUs instead. For a number of GPUs and
 the latency of an operator is T_v (1 + wait(R_v, rho)) with as many replicas as there is room for, so operators only
 compete for GPU time. A price on GPU time (a Lagrange multiplier) makes the best option of each operator a choice of its
 own: the least of latency + price x GPU-seconds. A few busy shares and prices give a few choices, each judged by
-``evaluate``. The number of GPUs is found by doubling and halving, below that of the greedy plan, which is taken if
-nothing better is found. At the end, replicas that the objective does not need are removed, the largest weights first,
-which saves memory.
+``evaluate``. The number of GPUs is found by doubling and halving, below those of the greedy plan and of model
+instances; the better one of these is taken if nothing better is found. At the end, replicas that the objective does not
+need are removed, the largest weights first, which saves memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, eval
 from autoscale.operators.greedy import fewest_gpus
 from autoscale.operators.joint_sizing import load_frac
 from autoscale.operators.layout import Layout
+from autoscale.operators.model_level import plan_model_level
 from autoscale.operators.options import OptionTable
 from autoscale.operators.packing import full_layouts
 from autoscale.operators.plan import Plan
@@ -72,13 +73,11 @@ def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_g
             found[gpus] = best_on(table, assumptions, gpus)
         return found[gpus]
 
-    known: Plan | None = None
-    with suppress(PlanError):  # greedy starts from one batch and one parallel size, which may not be possible
-        known = fewest_gpus(table, assumptions)
+    known = min(_known_plans(table, assumptions), key=lambda plan: plan.gpus, default=None)
     last = most_gpus if known is None else min(most_gpus, known.gpus - 1)
     if known is None:
         high = _first_true(lambda gpus: at(gpus) is not None, first, last)
-    else:  # most often one GPU less than greedy's is too few already
+    else:  # most often one GPU less is too few already
         high = _first_true_down(lambda gpus: at(gpus) is not None, first, last)
     plan = at(high) if high is not None else known
     if plan is not None and plan.gpus > most_gpus:
@@ -88,6 +87,20 @@ def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_g
             raise MemoryTooSmallError(f"{most_gpus} {table.gpu.name} GPUs do not hold the weights of all operators")
         raise TooFewGpusError(f"{most_gpus} GPUs do not keep {table.demand.slo_s:.4g} s at {rate:.4g} passes/s")
     return replace(plan, planner="search")
+
+
+def _known_plans(table: OptionTable, assumptions: Assumptions) -> Iterator[Plan]:
+    """Plans of other planners that keep the objective. Operators that are placed as model instances are a plan as well.
+
+    Either planner may find none: both start from one batch and one parallel size, which may not be possible.
+    """
+    with suppress(PlanError):
+        yield fewest_gpus(table, assumptions)
+    with suppress(PlanError):
+        whole = plan_model_level(table, assumptions)
+        judged = evaluate(table, whole.choice, whole.layout, assumptions)
+        if judged.meets(table.demand.slo_s):
+            yield replace(whole, evaluation=judged)
 
 
 def best_on(table: OptionTable, assumptions: Assumptions, gpus: int) -> Plan | None:

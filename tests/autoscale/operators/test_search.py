@@ -8,11 +8,15 @@ from autoscale.operators.contention import load_pairs
 from autoscale.operators.costs import Phase
 from autoscale.operators.demand import MemoryTooSmallError, PlanError, SloBelowServiceError
 from autoscale.operators.evaluation import Assumptions
+from autoscale.operators.gpu import gpu_named
 from autoscale.operators.greedy import plan_greedy
 from autoscale.operators.model_level import plan_model_level
+from autoscale.operators.options import batches_up_to
+from autoscale.operators.planners import PlanFunction
 from autoscale.operators.search import plan_search
 from tests.autoscale.operators.conftest import CONTENTION, MakeTable
 from tests.autoscale.operators.roofline import LLAMA_70B, HandCosts, Roofline
+from tests.lab.operators.model_costs import model_costs
 
 
 def test_search_by_hand(make_table: MakeTable, turns: Assumptions) -> None:
@@ -75,3 +79,21 @@ def test_a_model_beyond_one_gpu_is_divided(make_table: MakeTable, turns: Assumpt
     assert plan.evaluation.is_within_memory
     assert plan.gpus <= plan_greedy(table, turns).gpus
     assert plan.gpus <= plan_model_level(table, turns).gpus
+
+
+@pytest.mark.parametrize("planner", [plan_greedy, plan_search])
+def test_weights_that_nearly_fill_a_gpu_take_no_more_gpus_than_model_instances(
+    planner: PlanFunction, make_table: MakeTable
+) -> None:
+    """66 GB of weights leave an H100 little room for KV, so sizes that hold all operators on each GPU come first."""
+    table = make_table(
+        model_costs("qwen2.5-vl-32b", "H100", Phase.DECODE),
+        rate=8000.0,
+        slo_s=0.0947,
+        length_tokens=1124,
+        batches=batches_up_to(256),
+        gpu=gpu_named("H100"),
+        phase=Phase.DECODE,
+    )
+    assumptions = Assumptions(contention=load_pairs(CONTENTION / "h100_80gb_pairs.csv"))
+    assert planner(table, assumptions).gpus <= plan_model_level(table, assumptions).gpus
