@@ -48,17 +48,23 @@ class JointSizing:
 
 
 def joint_sizings(table: OptionTable, assumptions: Assumptions, most_gpus: int) -> Iterator[JointSizing]:
-    """Sizings that keep the objective by estimate, one for each first sizing; those with few GPUs first come first."""
+    """Sizings that keep the objective by estimate: a few first ones with the fewest GPUs, and each after all steps.
+
+    The first ones are among them since estimates are too low where GPUs host only a part of the operators.
+    """
     together = Together(table=table, assumptions=assumptions)
-    seeds: list[tuple[int, bool, float, Choice]] = []
+    # By ``is_divided``: where no GPU holds all operators, fewer GPUs by estimate may be more in the end.
+    seeds: dict[bool, list[tuple[int, float, Choice]]] = {False: [], True: []}
     for bound, choice in sorted((together.least_by_work(choice), choice) for choice in together.first_choices()):
-        if len(seeds) >= _SEEDS and bound > sorted(seeds)[_SEEDS - 1][0]:
-            break
+        known = seeds[together.is_divided(choice)]
+        if len(known) >= _SEEDS and bound > sorted(known)[_SEEDS - 1][0]:
+            continue
         gpus = together.least_gpus(choice, most_gpus)
         if gpus is not None:
-            seeds.append((gpus, together.is_divided(choice), together.latency_s(choice, gpus), choice))
-    for gpus, _, _, choice in sorted(seeds)[:_SEEDS]:
+            known.append((gpus, together.latency_s(choice, gpus), choice))
+    for gpus, _, choice in (one for known in seeds.values() for one in sorted(known)[:_SEEDS]):
         yield together.shrunk(choice, gpus)
+        yield JointSizing(choice=choice, gpus=gpus)
 
 
 @dataclass(frozen=True, kw_only=True)

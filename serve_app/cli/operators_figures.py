@@ -11,6 +11,8 @@ from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
 _PANEL_INCHES = (3.9, 3.0)
 _BAR_PANEL_INCHES = (5.8, 4.2)
 _MOST_TICKS = 6  # numbers on a logarithmic axis
+# Width of the first of few curves, and of the others: the first one stays in view where others lie on it.
+_FIRST_WIDTH, _WIDTH, _FEW_CURVES = 3.2, 1.3, 3
 
 
 def svg_of(figure: Figure) -> str:
@@ -49,8 +51,13 @@ def _colors(matplotlib: Any, panels: Sequence[Panel | Bars]) -> Mapping[str, Any
 
 
 def _draw_curves(axes: Any, panel: Panel, colors: Mapping[str, Any]) -> None:
-    for curve in panel.curves:
-        style = {"color": colors[curve.name], "label": curve.name, "linewidth": 1.3}
+    for number, curve in enumerate(panel.curves):
+        is_wide = number == 0 and 1 < len(panel.curves) <= _FEW_CURVES
+        style = {
+            "color": colors[curve.name],
+            "label": curve.name,
+            "linewidth": _FIRST_WIDTH if is_wide else _WIDTH,
+        }
         if panel.has_steps:
             x, y = _held(curve)
             axes.step(x, y, where="post", **style)

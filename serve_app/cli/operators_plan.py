@@ -42,7 +42,10 @@ def plan(
         Path | None, Option(help="Folder with measured tables of the GPU; left out: the shipped ones.")
     ] = None,
     planner: Annotated[
-        list[str] | None, Option(help="model, greedy, search or apart; repeat it. Left out: the first three.")
+        list[str] | None,
+        Option(
+            help="model, paper_greedy, greedy, search, steady or apart; repeat it. Left out: model, greedy and search."
+        ),
     ] = None,
     gpus: Annotated[
         int | None, Option(min=1, help="Instead of a load: the highest rate of these GPUs is found, for one phase.")

@@ -9,7 +9,7 @@ from serve_app.cli.operators_inputs import UNITS, Subject
 from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
 from serve_app.cli.operators_sensitivity import TABLE_1
 
-# The planners of a sweep: greedy takes seconds for each point.
+# The planners of a sweep: the baseline, and the planner that needs the fewest GPUs.
 _PLANNERS = {"model": "model level", "search": "search (operator level)"}
 _LENGTHS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 _RATES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)

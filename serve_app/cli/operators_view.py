@@ -15,8 +15,10 @@ from serve_app.cli.terminal import console, figures_table
 # Words of a plan's planner. The first column of the tables has them.
 PLANNER_TEXTS = {
     "model": "model level",
-    "greedy": "greedy (paper)",
+    "paper_greedy": "greedy (paper)",
+    "greedy": "greedy (ours)",
     "search": "search (ours)",
+    "steady": "steady (ours)",
     "apart": "apart (paper)",
 }
 

@@ -97,7 +97,7 @@ def test_the_table_has_all_planners_the_objectives_and_the_marks(
     monkeypatch.setenv("COLUMNS", "140")
     assert run(monkeypatch, *QWEN, *LOAD) == 0
     text = capsys.readouterr().out
-    for words in ("model level", "greedy (paper)", "search (ours)", "by default 4 times a prompt of 1024 tokens"):
+    for words in ("model level", "greedy (ours)", "search (ours)", "by default 4 times a prompt of 1024 tokens"):
         assert words in text
     assert "12,000 output tokens/s, 1124 tokens of context" in text
     assert text.count("note: estimated") == 2
@@ -161,7 +161,10 @@ def test_a_prompt_beyond_the_model_is_marked(monkeypatch: pytest.MonkeyPatch, tm
         (("gpt-5", "--gpu", "A100", *LOAD), "model 'gpt-5' is not known"),
         (("qwen2-7b", "--gpu", "B300", *LOAD), "GPU 'B300' is not known"),
         ((*QWEN, *LOAD, "--dtype", "int4"), "data type 'int4' is not known"),
-        ((*QWEN, *LOAD, "--planner", "oracle"), "--planner oracle: give one of model, greedy, search, apart"),
+        (
+            (*QWEN, *LOAD, "--planner", "oracle"),
+            "--planner oracle: give one of model, paper_greedy, greedy, search, steady, apart",
+        ),
         ((*QWEN, *LOAD, "--phase", "all"), "--phase all: give one of prefill, decode, both"),
         ((*QWEN, *LOAD[:4]), "decode needs the length of answers: add --output-tokens"),
         ((*QWEN, *LOAD[2:]), "no load is given: add --requests-per-s"),
