@@ -124,7 +124,7 @@ reproduce: setup ## Compare the papers' claims with the results of this code (ab
 	@$(VENV)/python -m tests.lab.truth.reproduce
 
 reproduce-operators: setup ## The paper on single operators beside our results, under two readings (about 5 minutes); TRACES=folder for full traces, ARGS='--only figures'
-	@$(VENV)/python -m tests.lab.operators.reproduce $(if $(TRACES),--traces $(TRACES)) $(ARGS)
+	@$(VENV)/python -m tests.lab.operators.reproduce $(if $(wildcard $(TRACES)),--traces $(TRACES)) $(ARGS)
 
 quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours); ARGS='--policy dopd' compares fewer
 	@$(VENV)/python -m tests.lab.truth.quality $(TRACES) $(ARGS)
