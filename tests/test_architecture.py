@@ -62,7 +62,8 @@ ROOMS: dict[str, set[str]] = {
     "serve_app/kube": {"checks"},
     "serve_app/local": {"checks", "load"},
     "serve_app/running": {"checks", "load", "local"},
-    "serve_app/cli": {"checks", "load", "kube", "local", "running"},
+    "serve_app/operators": {"checks", "local"},
+    "serve_app/cli": {"checks", "load", "kube", "local", "running", "operators"},
 }
 # Doors: modules of a folder that use its rooms. No room may import them but the command line, which starts everything.
 DOORS = (

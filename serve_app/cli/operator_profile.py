@@ -12,9 +12,9 @@ from autoscale.operators.step_times import EngineSettings, StepTimes
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
 from serve_app.checks.yaml_checks import config_errors
-from serve_app.cli.operator_model import model_config
 from serve_app.cli.terminal import console, figures_table
 from serve_app.local.shipped import shipped
+from serve_app.operators.model import model_config
 from serve_app.output import write_file
 
 

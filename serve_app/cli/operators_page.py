@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from autoscale.operators.costs import Phase
 from autoscale.operators.sm_shares import load_shares
-from serve_app.cli.operators_figures import svg_of
-from serve_app.cli.operators_inputs import Subject
-from serve_app.cli.operators_panels import Figure
-from serve_app.cli.operators_sensitivity import TABLE_1, sensitivity_figure
-from serve_app.cli.operators_sweeps import Base, sweep_figures
 from serve_app.local.shipped import shipped
+from serve_app.operators.figures import svg_of
+from serve_app.operators.inputs import Subject
+from serve_app.operators.panels import Figure
+from serve_app.operators.sensitivity import TABLE_1, sensitivity_figure
+from serve_app.operators.sweeps import Base, sweep_figures
 
 
 def page(title: str, lines: Sequence[str], sections: Iterable[str]) -> str:

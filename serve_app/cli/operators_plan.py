@@ -10,18 +10,18 @@ from typer import Argument, Option
 from autoscale.operators.costs import Phase
 from autoscale.operators.over_time import MODEL_START_S, OPERATOR_START_S
 from autoscale.traces.trace import load_trace
+from serve_app.checks.numbers import above_0
 from serve_app.checks.yaml_checks import config_errors
-from serve_app.cli.numbers import above_0
-from serve_app.cli.operators_inputs import subject
-from serve_app.cli.operators_json import plans_document
 from serve_app.cli.operators_plans_page import plans_page
-from serve_app.cli.operators_question import Question, phases_of, planners_of
-from serve_app.cli.operators_trace import HEADROOM_FRAC, Replanning, TraceAnswer, scaled
 from serve_app.cli.operators_trace_page import trace_page
 from serve_app.cli.operators_trace_view import show_trace, trace_document
 from serve_app.cli.operators_view import show
 from serve_app.cli.sim_inputs import check_outputs, json_text
 from serve_app.cli.terminal import errors
+from serve_app.operators.document import plans_document
+from serve_app.operators.inputs import subject
+from serve_app.operators.question import Question, phases_of, planners_of
+from serve_app.operators.trace import HEADROOM_FRAC, Replanning, TraceAnswer, scaled
 from serve_app.output import write_file
 
 

@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 from autoscale.operators.comparison import saved
 from autoscale.operators.costs import Phase
-from serve_app.cli.operators_answer import PhaseAnswer
-from serve_app.cli.operators_inputs import objective_text
 from serve_app.cli.operators_page import beside, drawn, heading, notes, page, paragraph, study_sections, table
-from serve_app.cli.operators_panels import Bars, Figure
-from serve_app.cli.operators_sweeps import Base
 from serve_app.cli.operators_view import (
     PLANNER_TEXTS,
     assumption_lines,
@@ -18,6 +14,10 @@ from serve_app.cli.operators_view import (
     planner_cells,
     planner_heads,
 )
+from serve_app.operators.answer import PhaseAnswer
+from serve_app.operators.inputs import objective_text
+from serve_app.operators.panels import Bars, Figure
+from serve_app.operators.sweeps import Base
 
 
 def plans_page(answers: Sequence[PhaseAnswer]) -> str:

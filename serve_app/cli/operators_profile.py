@@ -8,8 +8,8 @@ from typer import Argument, Option
 from autoscale.operators.graph import OperatorPrecision, operator_graph
 from autoscale.operators.kinds import wide_dtype
 from serve_app.checks.yaml_checks import ConfigError, config_errors
-from serve_app.cli.operator_model import model_config
 from serve_app.cli.terminal import console, errors, figures_table
+from serve_app.operators.model import model_config
 
 if TYPE_CHECKING:
     from deployments.operator_profiler.profile import Outcome

@@ -22,18 +22,18 @@ from autoscale.traces.trace import TraceRequest, poisson_arrivals, scale_rate
 from deployments.config import ServiceConfig
 from deployments.pool_config import GroupConfig
 from kvtransfer.topology import Role
+from serve_app.checks.numbers import above_0
 from serve_app.checks.ray_schema import check_engines, single_app_config
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
-from serve_app.cli.numbers import above_0
-from serve_app.cli.operator_model import model_config
-from serve_app.cli.settings_check import SettingsCheck
-from serve_app.cli.settings_config import RoleState, changed, json_patch, only_group, role_kwargs, role_state
-from serve_app.cli.settings_experts import with_experts
-from serve_app.cli.settings_result import found_settings
 from serve_app.cli.settings_view import as_document, show
 from serve_app.cli.sim_inputs import check_outputs, json_text, load_part
 from serve_app.cli.terminal import errors
 from serve_app.local.shipped import shipped
+from serve_app.operators.model import model_config
+from serve_app.operators.settings_check import SettingsCheck
+from serve_app.operators.settings_config import RoleState, changed, json_patch, only_group, role_kwargs, role_state
+from serve_app.operators.settings_experts import with_experts
+from serve_app.operators.settings_result import found_settings
 from serve_app.output import write_file
 
 # Requests of a load that is given as a rate and two lengths: enough for a share of 95 % within half a point.

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from autoscale.operators.over_time import Course
-from serve_app.cli.operators_inputs import UNITS, objective_text
 from serve_app.cli.operators_page import drawn, heading, notes, page, paragraph, study_sections, table
-from serve_app.cli.operators_panels import Curve, Figure, Panel
-from serve_app.cli.operators_sweeps import Base
-from serve_app.cli.operators_trace import Replanning, TraceAnswer, bottleneck
 from serve_app.cli.operators_trace_view import COURSE_HEADS, course_cells, replanning_text
 from serve_app.cli.operators_view import PLANNER_TEXTS, assumption_lines
+from serve_app.operators.inputs import UNITS, objective_text
+from serve_app.operators.panels import Curve, Figure, Panel
+from serve_app.operators.sweeps import Base
+from serve_app.operators.trace import Replanning, TraceAnswer, bottleneck
 
 # Operators with curves over time: those with the most GPU time.
 _MOST_OPERATORS = 8

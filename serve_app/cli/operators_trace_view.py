@@ -10,12 +10,12 @@ from rich.table import Table
 from autoscale.operators.comparison import operator_rows
 from autoscale.operators.over_time import Course, WindowResult
 from autoscale.operators.plan import Plan
-from serve_app.cli.operators_inputs import objective_text
-from serve_app.cli.operators_json import row_document, subject_document
-from serve_app.cli.operators_trace import Replanning, TraceAnswer, bottleneck
 from serve_app.cli.operators_view import PLANNER_TEXTS, assumption_lines, print_lines
 from serve_app.cli.sim_report import print_notes, print_whole
 from serve_app.cli.terminal import figures_table
+from serve_app.operators.document import row_document, subject_document
+from serve_app.operators.inputs import objective_text
+from serve_app.operators.trace import Replanning, TraceAnswer, bottleneck
 
 COURSE_HEADS = (
     "GPU-hours",

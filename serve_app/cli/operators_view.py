@@ -7,10 +7,10 @@ from rich.table import Table
 from autoscale.operators.comparison import ESTIMATES, OperatorRow, saved
 from autoscale.operators.energy import mean_power_w
 from autoscale.operators.plan import Plan
-from serve_app.cli.operators_answer import PhaseAnswer
-from serve_app.cli.operators_inputs import UNITS, Subject, objective_text
 from serve_app.cli.sim_report import print_notes, print_whole
 from serve_app.cli.terminal import console, figures_table
+from serve_app.operators.answer import PhaseAnswer
+from serve_app.operators.inputs import UNITS, Subject, objective_text
 
 # Words of a plan's planner. The first column of the tables has them.
 PLANNER_TEXTS = {

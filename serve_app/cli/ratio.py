@@ -19,8 +19,8 @@ from autoscale.engines.lengths import Lengths
 from autoscale.engines.profile import EngineProfile
 from autoscale.engines.replica_counts import Fleet, fleet_of_means, fleets_for_load, fleets_in_gpus
 from autoscale.traces.trace import load_trace
+from serve_app.checks.numbers import above_0
 from serve_app.checks.yaml_checks import config_errors
-from serve_app.cli.numbers import above_0
 from serve_app.cli.ratio_view import Answer, as_document, counts_text, show
 from serve_app.cli.sim_inputs import json_text
 from serve_app.output import write_file

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from autoscale.operators.pool_pair import Effect
-from serve_app.cli.settings_check import Compared, Judged
-from serve_app.cli.settings_config import Setting
-from serve_app.cli.settings_result import SettingsResult
 from serve_app.cli.terminal import console, figures_table
+from serve_app.operators.settings_check import Compared, Judged
+from serve_app.operators.settings_config import Setting
+from serve_app.operators.settings_result import SettingsResult
 
 _HEADS = ("GPUs", "TTFT p90 s", "TPOT p90 ms", "within objectives")
 

@@ -24,11 +24,11 @@ from autoscale.operators.times import OperatorTimes
 from autoscale.traces.trace import cut, load_trace, scale_rate
 from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
-from serve_app.cli.operator_model import model_config
-from serve_app.cli.settings_check import SettingsCheck
-from serve_app.cli.settings_config import RoleState, role_state
-from serve_app.cli.settings_result import found_settings
 from serve_app.local.shipped import shipped
+from serve_app.operators.model import model_config
+from serve_app.operators.settings_check import SettingsCheck
+from serve_app.operators.settings_config import RoleState, role_state
+from serve_app.operators.settings_result import found_settings
 
 CASES = (
     "llama-3.1-8b:H100:bf16:40",

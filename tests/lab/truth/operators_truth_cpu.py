@@ -37,7 +37,7 @@ from deployments.operator_profiler.pace import HostPace
 from deployments.operator_profiler.profile import profile_operators
 from deployments.operator_profiler.series import Sizes
 from deployments.profiler.pace import UNDISTURBED_QUANTILE
-from serve_app.cli.operator_model import model_config
+from serve_app.operators.model import model_config
 
 _SIZES = Sizes(max_batch_tokens=512, max_running=16, longest_tokens=1024)
 _PROMPTS = (16, 32, 64, 128, 256, 512)

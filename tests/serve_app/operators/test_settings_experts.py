@@ -14,8 +14,8 @@ from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
-from serve_app.cli.settings_config import RoleState
-from serve_app.cli.settings_experts import expert_settings, unavailable, with_experts
+from serve_app.operators.settings_config import RoleState
+from serve_app.operators.settings_experts import expert_settings, unavailable, with_experts
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "operators"
 SPREAD = {"enable_expert_parallel": True}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from autoscale.operators.role_settings import RoleEngines
 from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
-from serve_app.cli.settings_check import Compared, Judged, SettingsCheck
-from serve_app.cli.settings_choice import choose, ratio_text, settings_of
-from serve_app.cli.settings_config import RoleState, Setting, with_settings
-from serve_app.cli.settings_experts import expert_settings, unavailable
+from serve_app.operators.settings_check import Compared, Judged, SettingsCheck
+from serve_app.operators.settings_choice import choose, ratio_text, settings_of
+from serve_app.operators.settings_config import RoleState, Setting, with_settings
+from serve_app.operators.settings_experts import expert_settings, unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

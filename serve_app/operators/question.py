@@ -8,9 +8,9 @@ from autoscale.operators.costs import Phase
 from autoscale.operators.planners import PLANNERS
 from autoscale.traces.trace import TraceRequest
 from serve_app.checks.yaml_checks import config_errors
-from serve_app.cli.operators_answer import PhaseAnswer, answer_for_gpus, answer_for_load
-from serve_app.cli.operators_inputs import Subject
-from serve_app.cli.operators_trace import Replanning, TraceAnswer, answer_for_trace
+from serve_app.operators.answer import PhaseAnswer, answer_for_gpus, answer_for_load
+from serve_app.operators.inputs import Subject
+from serve_app.operators.trace import Replanning, TraceAnswer, answer_for_trace
 
 _DEFAULT_PLANNERS = ("model", "greedy", "search")
 _PHASES = {**{str(phase): (phase,) for phase in Phase}, "both": tuple(Phase)}

@@ -19,7 +19,7 @@ from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
-from serve_app.cli.settings_config import RoleState, Setting, with_settings
+from serve_app.operators.settings_config import RoleState, Setting, with_settings
 
 # Start of the trace in which engines fill up, seconds: nothing is measured there. At most a fifth of the trace.
 _WARM_UP_S = 60.0

@@ -1,4 +1,4 @@
-"""Panels with curves or bars as plain values, which ``operators_figures`` draws."""
+"""Panels with curves or bars as plain values, which ``figures`` draws."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ from autoscale.operators.costs import Phase
 from autoscale.operators.measured_costs import ModelCosts
 from autoscale.operators.queueing import WAITS, least_stable_servers, wait_s
 from autoscale.operators.sm_shares import SmShares
-from serve_app.cli.operators_inputs import UNITS, Subject
-from serve_app.cli.operators_panels import Curve, Figure, Panel
+from serve_app.operators.inputs import UNITS, Subject
+from serve_app.operators.panels import Curve, Figure, Panel
 
 # The models of the paper's Table 1, as shipped.
 TABLE_1 = ("qwen2-7b", "qwen2-57b-a14b", "llama-3-8b", "mixtral-8x7b", "qwen2.5-vl-32b")

@@ -12,7 +12,7 @@ from autoscale.operators.overlap import overlap
 from autoscale.operators.role_settings import RoleEngines
 from autoscale.operators.step_times import EngineSettings, StepTimes
 from kvtransfer.topology import Role
-from serve_app.cli.settings_config import RoleState, Setting
+from serve_app.operators.settings_config import RoleState, Setting
 
 # Tokens of a step at which the ranks are compared: a chunk of prompts, and a batch that decodes.
 _STEP_TOKENS = {Role.PREFILL: 2048.0, Role.DECODE: 64.0}

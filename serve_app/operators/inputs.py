@@ -19,8 +19,8 @@ from autoscale.operators.planners import PLANNERS, Planner
 from autoscale.operators.sm_shares import SmBandwidthContention, SmShares, load_shares
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
-from serve_app.cli.operator_model import model_config
 from serve_app.local.shipped import shipped
+from serve_app.operators.model import model_config
 
 # Largest batches that plans try. A prefill engine computes few prompts at once; 256 sequences is max_num_seqs of vLLM.
 MOST_BATCH = {Phase.PREFILL: 16, Phase.DECODE: 256}

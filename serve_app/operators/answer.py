@@ -11,7 +11,7 @@ from autoscale.operators.energy import PowerModel
 from autoscale.operators.objective import Objective
 from autoscale.operators.plan import Plan
 from autoscale.operators.throughput import Throughput, highest_rate
-from serve_app.cli.operators_inputs import Subject, demand_of, length_of
+from serve_app.operators.inputs import Subject, demand_of, length_of
 
 
 @dataclass(frozen=True, kw_only=True)

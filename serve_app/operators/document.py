@@ -6,8 +6,8 @@ from typing import Any
 
 from autoscale.operators.comparison import OperatorRow, saved
 from autoscale.operators.energy import mean_power_w
-from serve_app.cli.operators_answer import PhaseAnswer
-from serve_app.cli.operators_inputs import Subject, objective_text
+from serve_app.operators.answer import PhaseAnswer
+from serve_app.operators.inputs import Subject, objective_text
 
 
 def plans_document(answers: Sequence[PhaseAnswer]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
+from serve_app.operators.panels import Bars, Curve, Figure, Panel
 
 _PANEL_INCHES = (3.9, 3.0)
 _BAR_PANEL_INCHES = (5.8, 4.2)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from autoscale.operators.costs import Phase
 from autoscale.operators.demand import Demand, PlanError
-from serve_app.cli.operators_inputs import UNITS, Subject
-from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
-from serve_app.cli.operators_sensitivity import TABLE_1
+from serve_app.operators.inputs import UNITS, Subject
+from serve_app.operators.panels import Bars, Curve, Figure, Panel
+from serve_app.operators.sensitivity import TABLE_1
 
 # The planners of a sweep: the baseline, and the planner that needs the fewest GPUs.
 _PLANNERS = {"model": "model level", "search": "search (operator level)"}

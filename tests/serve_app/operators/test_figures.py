@@ -9,11 +9,11 @@ import pytest
 from autoscale.operators.costs import Phase
 from autoscale.operators.demand import Demand
 from autoscale.operators.sm_shares import load_shares
-from serve_app.cli.operators_figures import svg_of
-from serve_app.cli.operators_inputs import Subject, subject
-from serve_app.cli.operators_panels import Bars, Curve, Figure, Panel
-from serve_app.cli.operators_sensitivity import TABLE_1, sensitivity_figure
-from serve_app.cli.operators_sweeps import Base, sweep_figures
+from serve_app.operators.figures import svg_of
+from serve_app.operators.inputs import Subject, subject
+from serve_app.operators.panels import Bars, Curve, Figure, Panel
+from serve_app.operators.sensitivity import TABLE_1, sensitivity_figure
+from serve_app.operators.sweeps import Base, sweep_figures
 
 CONTENTION = Path(__file__).parents[3] / "configs" / "operators" / "contention"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,8 +13,8 @@ from deployments.config import ServiceConfig
 from deployments.pool_config import RoleConfig
 from deployments.profile_match import policy_profiles
 from kvtransfer.topology import Role
-from serve_app.cli.settings_check import SettingsCheck
-from serve_app.cli.settings_config import RoleState, Setting, role_kwargs
+from serve_app.operators.settings_check import SettingsCheck
+from serve_app.operators.settings_config import RoleState, Setting, role_kwargs
 
 # Largest tensor parallel size that is looked at: the GPUs of one node.
 _MOST_PARALLEL = 8

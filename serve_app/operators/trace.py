@@ -11,8 +11,8 @@ from autoscale.operators.objective import Objective
 from autoscale.operators.over_time import Course, Elasticity, WindowResult, course
 from autoscale.operators.window_demands import WindowDemand, decode_demands, prefill_demands
 from autoscale.traces.trace import TraceRequest, scale_rate
-from serve_app.cli.numbers import above_0
-from serve_app.cli.operators_inputs import Subject
+from serve_app.checks.numbers import above_0
+from serve_app.operators.inputs import Subject
 
 # A trace with fewer requests says little about rates.
 _FEW_REQUESTS = 30

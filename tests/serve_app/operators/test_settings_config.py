@@ -8,7 +8,7 @@ from autoscale.operators.gpu import GPUS
 from autoscale.operators.step_times import EngineSettings
 from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
-from serve_app.cli.settings_config import RoleState, Setting, changed, json_patch, role_state, with_settings
+from serve_app.operators.settings_config import RoleState, Setting, changed, json_patch, role_state, with_settings
 
 
 def setting(role: Role | None, name: str, after: Any) -> Setting:
