@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.operators.engine_profile import MemoryShortageError
@@ -13,6 +14,7 @@ from deployments.config import ServiceConfig
 from deployments.pool_config import RoleConfig
 from deployments.profile_match import policy_profiles
 from kvtransfer.topology import Role
+from serve_app.checks.yaml_checks import ConfigError
 from serve_app.operators.settings_check import SettingsCheck
 from serve_app.operators.settings_config import RoleState, Setting, role_kwargs
 
@@ -49,7 +51,9 @@ def choose(
     for role, choose_engine in ((Role.PREFILL, engines.prefill), (Role.DECODE, engines.decode)):
         sizes, note = _parallel_sizes(service, before[role], role, engines)
         notes += note
-        chosen[role] = _fitting(choose_engine, before[role].engine, sizes)
+        context = role_kwargs(service, _pool(service, role)).get("max_model_len")
+        chosen[role], note = _fitting(choose_engine, before[role].engine, sizes, context)
+        notes += [f"{role}.{each}" for each in note]
     profiles = {role: [each.profile for each in found] for role, found in chosen.items()}
     sized = size_pair(
         profiles[Role.PREFILL], profiles[Role.DECODE], check.load, check.rule, check.objectives, most_gpus
@@ -87,17 +91,37 @@ def _has_profiled_policy(service: ServiceConfig) -> bool:
     return any(policy_profiles(service.autoscale, service.groups[0]))
 
 
-def _fitting(choose_engine: Callable[[EngineSettings], Chosen], base: EngineSettings, sizes: list[int]) -> list[Chosen]:
-    """The engines of the sizes whose GPUs have room for the weights; if none has, the error of the largest."""
-    found, shortage = list[Chosen](), None
+def _fitting(
+    choose_engine: Callable[[EngineSettings], Chosen], base: EngineSettings, sizes: list[int], context_tokens: Any
+) -> tuple[list[Chosen], list[str]]:
+    """The engines of the sizes whose GPUs have room; if none has room for the weights, the error of the largest.
+
+    vLLM does not start an engine whose KV holds fewer tokens than ``max_model_len``, here ``context_tokens``. The size
+    of the config stays: it serves already.
+
+    Raises:
+        MemoryShortageError, ConfigError: no size is left.
+    """
+    found, notes, shortage = list[Chosen](), list[str](), None
+    least_tokens = context_tokens if isinstance(context_tokens, int) else 0
     for size in sizes:
         try:
-            found.append(choose_engine(replace(base, parallel=size)))
+            chosen = choose_engine(replace(base, parallel=size))
         except MemoryShortageError as error:
             shortage = error
+            continue
+        if size != base.parallel and chosen.profile.kv_tokens < least_tokens:
+            notes.append(
+                f"tensor_parallel_size {size} is left out: its KV has room for {chosen.profile.kv_tokens} tokens, and "
+                f"vLLM does not start with less than max_model_len, {least_tokens}"
+            )
+            continue
+        found.append(chosen)
     if not found and shortage is not None:
         raise shortage
-    return found
+    if not found:
+        raise ConfigError("; ".join(notes))
+    return found, notes
 
 
 def _of(chosen: list[Chosen], profile: EngineProfile) -> Chosen:

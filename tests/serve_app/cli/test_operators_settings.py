@@ -89,6 +89,25 @@ def test_with_autoscale_the_ratio_is_written_instead_of_counts(monkeypatch: pyte
     assert not any("replicas" in name for name in written)
 
 
+def test_a_size_on_which_vllm_would_not_start_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One H100 holds FP8 weights of 70B and 3,184 tokens of KV: enough for a request, not for ``max_model_len``."""
+    config, report = tmp_path / "config.yaml", tmp_path / "new.json"
+    load = ("--requests-per-s", "5", "--input-tokens", "512", "--output-tokens", "50", "--duration", "10")
+    sizes = []
+    for context in (2048, 32768):
+        role = {"tensor_parallel_size": 2, "engine_kwargs": {"max_model_len": context}}
+        config.write_text(yaml.safe_dump(document(prefill=role, decode=role)))
+        assert run(monkeypatch, config, *load, "--dtype", "fp8", "--json", str(report), model="llama-3.1-70b") == 0
+        written = {each["setting"]: each["after"] for each in json.loads(report.read_text())["written"]}
+        sizes.append(written.get("prefill.tensor_parallel_size", 2))
+    assert sizes == [1, 2]
+    assert "prefill.tensor_parallel_size 1 is left out: its KV has room for" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
