@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from autoscale.operators.demand import PlanError
 from autoscale.traces.trace import TraceRequest
 
+# More are a fault of the trace or of the window: a day of windows of 10 s has 8,640.
+MOST_WINDOWS = 100_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDemand:
@@ -28,7 +31,7 @@ def prefill_demands(trace: Sequence[TraceRequest], window_s: float) -> tuple[Win
     """Prompts by the window of their arrival, from time 0 to the last request.
 
     Raises:
-        PlanError: the trace has no request, or the window is not above 0.
+        PlanError: the trace has no request or too many windows, or the window is not above 0.
     """
     by_window = _by_window(trace, window_s)
     return tuple(
@@ -48,7 +51,7 @@ def decode_demands(trace: Sequence[TraceRequest], window_s: float, tpot_s: float
     A context is the prompt and half of the output. Windows after the last arrival are left out, with their tokens.
 
     Raises:
-        PlanError: the trace has no request, or a time is not above 0.
+        PlanError: the trace has no request or too many windows, or a time is not above 0.
     """
     if not tpot_s > 0.0:
         raise PlanError(f"tpot_s is {tpot_s}: give a number of seconds above 0")
@@ -76,7 +79,13 @@ def _by_window(trace: Sequence[TraceRequest], window_s: float) -> list[list[Trac
         raise PlanError(f"window_s is {window_s}: give a number of seconds above 0")
     if not trace:
         raise PlanError("the trace has no request: give one with a request or more")
-    windows: list[list[TraceRequest]] = [[] for _ in range(int(max(one.at_s for one in trace) / window_s) + 1)]
+    last_s = max(one.at_s for one in trace)
+    if last_s / window_s >= MOST_WINDOWS:
+        raise PlanError(
+            f"the last request comes at {last_s:.10g} s, and {MOST_WINDOWS:,} windows of {window_s:g} s end before it: "
+            "give longer windows, or a part of the trace"
+        )
+    windows: list[list[TraceRequest]] = [[] for _ in range(int(last_s / window_s) + 1)]
     for one in trace:
         windows[int(one.at_s / window_s)].append(one)
     return windows

@@ -16,6 +16,8 @@ from serve_app.operators.inputs import Subject
 
 # A trace with fewer requests says little about rates.
 _FEW_REQUESTS = 30
+# Copies of requests that take minutes to plan, and gigabytes.
+_MOST_REQUESTS = 5_000_000
 # Share by which the rate of the window before is raised: rates of windows of 10 s at 5 requests/s have a deviation of
 # 14 % (Poisson), and this is two of them.
 HEADROOM_FRAC = 0.3
@@ -91,8 +93,22 @@ class TraceAnswer:
 
 
 def scaled(trace: tuple[TraceRequest, ...], factor: float | None) -> tuple[TraceRequest, ...]:
-    """A trace with ``factor`` times as many requests, each time with the same copies."""
-    return trace if factor in (None, 1.0) else scale_rate(trace, float(factor or 1.0), random.Random(_SEED))
+    """A trace with ``factor`` times as many requests, each time with the same copies.
+
+    Raises:
+        ValueError: no request would be left, or too many.
+    """
+    if factor is None or factor == 1.0:
+        return trace
+    if factor * len(trace) > _MOST_REQUESTS:
+        raise ValueError(
+            f"--rate-scale {factor:g} makes {factor * len(trace):.3g} of {len(trace):,} requests, and "
+            f"{_MOST_REQUESTS:,} are the most: give a smaller one"
+        )
+    found = scale_rate(trace, factor, random.Random(_SEED))
+    if not found:
+        raise ValueError(f"--rate-scale {factor:g} leaves none of {len(trace):,} requests: give a larger one")
+    return found
 
 
 def answer_for_trace(
