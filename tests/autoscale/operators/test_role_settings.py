@@ -47,6 +47,26 @@ def test_the_batch_of_decode_keeps_tpot_and_a_longer_objective_allows_more(times
     assert batches[0] % 8 == 0
 
 
+def test_prompts_on_decode_keep_tpot_beside_half_a_batch_and_never_the_whole_one(times: OperatorTimes) -> None:
+    base = EngineSettings(parallel=1, longest_tokens=2048)
+    asked = engines(times, 0.005, "qwen2-0.5b")
+    settings = asked.decode(base).settings
+    steps = StepTimes(asked.graph, times, settings)
+    context, tokens = round(LOAD.lengths.context_tokens), settings.max_batch_tokens
+
+    def seconds(tokens: int, decoding: int) -> float:
+        return steps.seconds(Pass(prompts=1, new_tokens=tokens, decoding=decoding, context_tokens=context))
+
+    assert seconds(tokens, settings.max_running // 2) <= 0.005 < seconds(2 * tokens, settings.max_running // 2)
+    assert seconds(tokens, settings.max_running) > 0.005
+
+
+def test_a_step_has_room_for_a_token_of_each_request(times: OperatorTimes) -> None:
+    """512 prompt tokens would keep TPOT, but vLLM refuses a step with fewer tokens than requests."""
+    settings = engines(times, 0.03).decode(EngineSettings(parallel=1, longest_tokens=2048)).settings
+    assert 512 < settings.max_running <= settings.max_batch_tokens
+
+
 def test_the_step_of_prefill_is_the_smallest_that_is_nearly_as_fast_as_the_best(times: OperatorTimes) -> None:
     base = EngineSettings(parallel=1, longest_tokens=2048)
     chosen = engines(times, 0.05).prefill(base)

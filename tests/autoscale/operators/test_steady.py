@@ -30,6 +30,10 @@ def test_a_replica_that_a_higher_rate_needs_is_kept(make_table: MakeTable, turns
     raised = replace(table, demand=replace(table.demand, passes_per_s=14.4))
     latencies = [evaluate(raised, plan.choice, plan.layout, turns).latency_s for plan in (steady, search)]
     assert latencies == pytest.approx([0.2189, 0.2679], abs=1e-4)
+    # The plan is judged with the replicas that it has, at the demand that was asked for.
+    now = evaluate(table, steady.choice, steady.layout, turns)
+    assert steady.evaluation.latency_s == now.latency_s < latencies[0]
+    assert steady.evaluation.gpu_bytes.tolist() == now.gpu_bytes.tolist()
 
 
 @given(rate=st.floats(0.5, 400.0), slack=st.floats(1.5, 10.0))
