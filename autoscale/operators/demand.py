@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+# Demands beyond this number of GPUs are a fault, not a plan.
+MOST_GPUS = 1 << 16
+
 
 class PlanError(ValueError):
     """No plan exists for a demand."""

@@ -7,7 +7,7 @@ left out, the largest weights first, as Algorithm 1 does in lines 11 to 17.
 
 from collections.abc import Iterator
 
-from autoscale.operators.demand import MemoryTooSmallError, PlanError
+from autoscale.operators.demand import MOST_GPUS, MemoryTooSmallError, PlanError
 from autoscale.operators.evaluation import Assumptions, evaluate
 from autoscale.operators.joint_sizing import JointSizing, joint_sizings
 from autoscale.operators.options import OptionTable
@@ -15,9 +15,6 @@ from autoscale.operators.packing import full_layouts
 from autoscale.operators.plan import Plan
 from autoscale.operators.sizing import check_slo
 from autoscale.operators.spare_replicas import without_spare_replicas
-
-# Demands beyond this number of GPUs are a fault, not a plan.
-MOST_GPUS = 1 << 16
 
 
 def plan_greedy(table: OptionTable, assumptions: Assumptions) -> Plan:
@@ -31,14 +28,14 @@ def fewest_gpus(table: OptionTable, assumptions: Assumptions) -> Plan:
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
         MemoryTooSmallError: the operators do not fit into the GPUs that the objective needs.
-        PlanError: no number of GPUs keeps the objective.
+        PlanError: no number of GPUs up to ``MOST_GPUS`` keeps the objective.
     """
     check_slo(table, table.demand.slo_s)
     sizings = list(dict.fromkeys(joint_sizings(table, assumptions, MOST_GPUS)))
     if not sizings:
         raise PlanError(
-            f"no number of GPUs keeps {table.demand.slo_s:.4g} s at {table.demand.passes_per_s:.4g} passes/s: "
-            f"raise the objective"
+            f"no number of GPUs up to {MOST_GPUS:,} keeps {table.demand.slo_s:.4g} s at "
+            f"{table.demand.passes_per_s:.4g} passes/s: raise the objective, or lower the rate"
         )
     best: Plan | None = None
     for sizing in sorted(sizings, key=lambda one: one.gpus):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from autoscale.operators.accounting import ONE_QUEUE
-from autoscale.operators.demand import MemoryTooSmallError, PlanError
+from autoscale.operators.demand import MOST_GPUS, MemoryTooSmallError, PlanError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
 from autoscale.operators.latency import path_s
 from autoscale.operators.layout import Layout, Replica, Unit
@@ -11,9 +11,6 @@ from autoscale.operators.options import OperatorOptions, OptionTable
 from autoscale.operators.plan import Plan
 from autoscale.operators.queueing import fill_s
 from autoscale.operators.sizing import check_slo
-
-# Instances beyond this number are a fault of the demand, not a plan.
-MOST_INSTANCES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,7 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
     Raises:
         SloBelowServiceError: the objective is below the time of one pass that never waits.
         MemoryTooSmallError: no instance fits into its GPUs.
-        PlanError: no number of instances meets the objective.
+        PlanError: no number of instances on up to ``MOST_GPUS`` GPUs meets the objective.
     """
     check_slo(table, table.demand.slo_s)
     assumptions = of_instances(assumptions)
@@ -58,7 +55,10 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
             raise MemoryTooSmallError(
                 f"the model does not fit into {largest} {table.gpu.name} GPUs, its largest instance"
             )
-        raise PlanError(f"no number of model instances meets {table.demand.slo_s:.4g} s")
+        raise PlanError(
+            f"no number of model instances on up to {MOST_GPUS:,} GPUs keeps {table.demand.slo_s:.4g} s at "
+            f"{table.demand.passes_per_s:.4g} passes/s: raise the objective, or lower the rate"
+        )
     _, _, layout, choice, judged = found[0]
     return Plan(table=table, choice=choice, layout=layout, evaluation=judged, planner="model")
 
@@ -139,7 +139,7 @@ def _least_instances(
     times = [float(one.time_s[option]) for one, option in zip(table.operators, shape.choice, strict=True)]
     if fill + path_s(table.names, table.edges, times) > slo_s:
         return None
-    most = MOST_INSTANCES if most_gpus is None else most_gpus // shape.parallel
+    most = (MOST_GPUS if most_gpus is None else most_gpus) // shape.parallel
     low, high, step = first - 1, first, 1
     if high > most:
         return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscale.operators.demand import MemoryTooSmallError, PlanError, TooFewGpusError
+from autoscale.operators.demand import MOST_GPUS, MemoryTooSmallError, PlanError, TooFewGpusError
 from autoscale.operators.evaluation import Assumptions, Choice, Evaluation, evaluate
 from autoscale.operators.greedy import fewest_gpus
 from autoscale.operators.joint_sizing import load_frac
@@ -32,8 +32,6 @@ from autoscale.operators.spare_replicas import without_spare_replicas
 
 Floats = NDArray[np.float64]
 
-# Demands beyond this number of GPUs are a fault, not a plan.
-MOST_GPUS = 1 << 16
 # Busy shares of the GPUs that are tried, and prices of a GPU-second in seconds of latency. The gap to the oracle does
 # not fall with twice as many of each (tests/lab/operators/gap.py).
 _BUSY = np.array([0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.9, 0.925, 0.95, 0.97, 0.985])

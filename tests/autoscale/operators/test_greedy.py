@@ -57,7 +57,7 @@ def test_one_operator_may_take_another_batch(make_table: MakeTable, turns: Assum
 def test_impossible_demands_have_a_name(make_table: MakeTable, turns: Assumptions) -> None:
     with pytest.raises(SloBelowServiceError, match=r"takes 0\.14 s"):
         plan_greedy(make_table(slo_s=0.1), turns)
-    with pytest.raises(PlanError, match=r"no number of GPUs keeps 0\.5 s at 1 passes/s"):
+    with pytest.raises(PlanError, match=r"no number of GPUs up to 65,536 keeps 0\.5 s at 1 passes/s"):
         plan_greedy(make_table(rate=1.0, slo_s=0.5, batches=(8,), costs=_slow()), turns)
     heavy = HandCosts(fixed_s={"a": 0.1, "b": 0.1}, each_s={"a": 0, "b": 0}, weights={"a": 50e9, "b": 50e9})
     assert plan_greedy(make_table(heavy, rate=1.0, slo_s=9.0), turns).gpus == 2
