@@ -29,7 +29,7 @@ from serve_app.cli.settings_view import as_document, show
 from serve_app.cli.sim_inputs import check_outputs, json_text, load_part
 from serve_app.cli.terminal import errors
 from serve_app.local.shipped import shipped
-from serve_app.operators.model import model_config
+from serve_app.operators.model import longest_tokens, model_config
 from serve_app.operators.settings_check import SettingsCheck
 from serve_app.operators.settings_config import RoleState, changed, json_patch, only_group, role_kwargs, role_state
 from serve_app.operators.settings_experts import with_experts
@@ -76,9 +76,10 @@ def settings(
     document = load_serve_yaml(config)
     service, group = only_group(single_app_config(document).services)
     requests = _requests(trace, above_0("--requests-per-s", requests_per_s), input_tokens, output_tokens, duration)
-    requests, notes = _within_context(service, requests)
+    shape = model_config(model)
+    requests, notes = _within_context(service, longest_tokens(shape), requests)
     kind = _gpu(gpu, group)
-    graph = operator_graph(model_config(model), OperatorPrecision(weights=dtype, kv=_kv_type(service, group)))
+    graph = operator_graph(shape, OperatorPrecision(weights=dtype, kv=_kv_type(service, group)))
     times = OperatorTimes(kind, load_operator_tables(tables or shipped(f"operators/tables/{kind.name}")))
     objectives = Objectives(ttft_s=ttft_s, tpot_s=tpot_s, attained_frac=attained_frac)
     engines = RoleEngines(service.model.id, graph, times, PairLoad.of_requests(requests), tpot_s)
@@ -121,17 +122,23 @@ def _requests(
 
 
 def _within_context(
-    service: ServiceConfig, requests: Sequence[TraceRequest]
+    service: ServiceConfig, models_own: int | None, requests: Sequence[TraceRequest]
 ) -> tuple[Sequence[TraceRequest], list[str]]:
-    """The requests that engines accept, and a note about those that they refuse."""
-    most = service.max_model_len or math.inf
+    """The requests that engines accept, and a note about those that they refuse.
+
+    ``models_own``: ``max_position_embeddings``, which vLLM takes where the config has no ``max_model_len``.
+    """
+    most = service.max_model_len or models_own or math.inf
+    name = "max_model_len" if service.max_model_len else "the model's max_position_embeddings"
     accepted = [request for request in requests if request.input_tokens + request.output_tokens <= most]
     if len(accepted) == len(requests):
         return requests, []
     if not accepted:
-        raise ConfigError(f"all requests are longer than max_model_len {most:g}: raise it, or give shorter lengths")
+        raise ConfigError(
+            f"all requests are longer than {name} {most:g}: give shorter lengths, or engines that take longer ones"
+        )
     longer = len(requests) - len(accepted)
-    return accepted, [f"{longer} of {len(requests)} requests are longer than max_model_len {most:g}, and left out"]
+    return accepted, [f"{longer} of {len(requests)} requests are longer than {name} {most:g}, and left out"]
 
 
 def _gpu(name: str, group: GroupConfig) -> Gpu:

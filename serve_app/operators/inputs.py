@@ -1,9 +1,7 @@
 """What ``tandem operators plan`` plans with: a model, a GPU type, measured times, contention and power."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from autoscale.operators.contention import load_pairs
 from autoscale.operators.costs import Phase
@@ -20,7 +18,7 @@ from autoscale.operators.sm_shares import SmBandwidthContention, SmShares, load_
 from autoscale.operators.tables import load_operator_tables
 from autoscale.operators.times import OperatorTimes
 from serve_app.local.shipped import shipped
-from serve_app.operators.model import model_config
+from serve_app.operators.model import longest_tokens, model_config
 
 # Largest batches that plans try. A prefill engine computes few prompts at once; 256 sequences is max_num_seqs of vLLM.
 MOST_BATCH = {Phase.PREFILL: 16, Phase.DECODE: 256}
@@ -95,7 +93,7 @@ class Subject:
         """Another model on the same platform."""
         config = model_config(name)
         graph = operator_graph(config, self.graph.precision)
-        return replace(self, name=name, graph=graph, longest_tokens=_longest(config), _costs={})
+        return replace(self, name=name, graph=graph, longest_tokens=longest_tokens(config), _costs={})
 
 
 def subject(
@@ -125,12 +123,7 @@ def subject(
         shares=shares,
         most_parallel=most_parallel,
     )
-    return Subject(name=model, dtype=dtype, graph=graph, platform=platform, longest_tokens=_longest(config))
-
-
-def _longest(config: Mapping[str, Any]) -> int | None:
-    most = config.get("max_position_embeddings")
-    return most if isinstance(most, int) else None
+    return Subject(name=model, dtype=dtype, graph=graph, platform=platform, longest_tokens=longest_tokens(config))
 
 
 def _power(gpu: Gpu) -> tuple[PowerModel, str]:

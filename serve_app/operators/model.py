@@ -1,6 +1,7 @@
 """The model that an operator command is about: the config.json that a name, a file or a folder stands for."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,9 @@ def model_config(model: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: expected the fields of a config.json, got {type(config).__name__}")
     return config
+
+
+def longest_tokens(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence that a model takes; None: its config does not say."""
+    most = config.get("max_position_embeddings")
+    return most if isinstance(most, int) else None

@@ -135,3 +135,13 @@ def test_what_has_no_answer_is_named(
     shown = capsys.readouterr().err
     assert message in " ".join(shown.split())
     assert "Traceback" not in shown
+
+
+def test_requests_longer_than_the_model_takes_are_refused_where_the_config_has_no_length(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    shape = json.loads((ROOT / "configs/operators/models/qwen2-0.5b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 512}))
+    assert run(monkeypatch, config, *LOAD, model=str(tmp_path / "config.json")) == 1
+    message = "all requests are longer than the model's max_position_embeddings 512: give shorter lengths"
+    assert message in " ".join(capsys.readouterr().err.split())
