@@ -20,8 +20,10 @@ class _Shape:
     choice: Choice
 
 
-def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
+def plan_model_level(table: OptionTable, assumptions: Assumptions, most_gpus: int | None = None) -> Plan:
     """The fewest GPUs with which equal instances meet the objective; of equal numbers, the lowest latency.
+
+    ``most_gpus``: plans with more are of no interest; None: all are.
 
     Each tensor parallel size and batch that all operators have is tried. An operator whose shape does not allow a size
     uses its largest one below it, as engines do with few KV heads.
@@ -38,12 +40,13 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
     fits = False
     bounds = {shape: _least_by_work(table, shape, assumptions) for shape in shapes}
     for shape in sorted(shapes, key=lambda shape: bounds[shape] * shape.parallel):
-        if found and bounds[shape] * shape.parallel > found[0][0]:
+        most = found[0][0] if found else most_gpus
+        if most is not None and bounds[shape] * shape.parallel > most:
             break
         if not _holds_weights(table, shape):
             continue
         fits = True
-        least = _least_instances(table, shape, assumptions, found[0][0] if found else None, bounds[shape])
+        least = _least_instances(table, shape, assumptions, most, bounds[shape])
         if least is not None:
             layout = instances(table, shape.choice, shape.parallel, least)
             judged = evaluate(table, shape.choice, layout, assumptions)
@@ -51,13 +54,13 @@ def plan_model_level(table: OptionTable, assumptions: Assumptions) -> Plan:
             found.sort(key=lambda one: one[:2])
     if not found:
         largest = max(shape.parallel for shape in shapes)
-        if not fits:
+        if not fits and most_gpus is None:
             raise MemoryTooSmallError(
                 f"the model does not fit into {largest} {table.gpu.name} GPUs, its largest instance"
             )
         raise PlanError(
-            f"no number of model instances on up to {MOST_GPUS:,} GPUs keeps {table.demand.slo_s:.4g} s at "
-            f"{table.demand.passes_per_s:.4g} passes/s: raise the objective, or lower the rate"
+            f"no number of model instances on up to {most_gpus or MOST_GPUS:,} GPUs keeps {table.demand.slo_s:.4g} s "
+            f"at {table.demand.passes_per_s:.4g} passes/s: raise the objective, or lower the rate"
         )
     _, _, layout, choice, judged = found[0]
     return Plan(table=table, choice=choice, layout=layout, evaluation=judged, planner="model")

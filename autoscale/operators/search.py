@@ -10,7 +10,7 @@ instances; the better one of these is taken if nothing better is found. At the e
 need are removed, the largest weights first, which saves memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -71,7 +71,7 @@ def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_g
             found[gpus] = best_on(table, assumptions, gpus)
         return found[gpus]
 
-    known = min(_known_plans(table, assumptions), key=lambda plan: plan.gpus, default=None)
+    known = _known_plan(table, assumptions)
     last = most_gpus if known is None else min(most_gpus, known.gpus - 1)
     if known is None:
         high = _first_true(lambda gpus: at(gpus) is not None, first, last)
@@ -87,18 +87,20 @@ def fewest_searched_gpus(table: OptionTable, assumptions: Assumptions, *, most_g
     return replace(plan, planner="search")
 
 
-def _known_plans(table: OptionTable, assumptions: Assumptions) -> Iterator[Plan]:
-    """Plans of other planners that keep the objective. Operators that are placed as model instances are a plan as well.
+def _known_plan(table: OptionTable, assumptions: Assumptions) -> Plan | None:
+    """The greedy plan, or model instances where these need fewer GPUs: operators may be placed like that as well.
 
-    Either planner may find none: both start from one batch and one parallel size, which may not be possible.
+    None: neither keeps the objective. Both start from one batch and one parallel size, which may not be possible.
     """
+    known: Plan | None = None
     with suppress(PlanError):
-        yield fewest_gpus(table, assumptions)
+        known = fewest_gpus(table, assumptions)
     with suppress(PlanError):
-        whole = plan_model_level(table, assumptions)
+        whole = plan_model_level(table, assumptions, None if known is None else known.gpus - 1)
         judged = evaluate(table, whole.choice, whole.layout, assumptions)
         if judged.meets(table.demand.slo_s):
-            yield replace(whole, evaluation=judged)
+            known = replace(whole, evaluation=judged)
+    return known
 
 
 def best_on(table: OptionTable, assumptions: Assumptions, gpus: int) -> Plan | None:

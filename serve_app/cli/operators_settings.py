@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 from typer import Argument, Option
@@ -38,6 +38,9 @@ from serve_app.output import write_file
 
 # Requests of a load that is given as a rate and two lengths: enough for a share of 95 % within half a point.
 _DRAWN_REQUESTS = 6_000
+_SIZES = ("hidden_size", "num_hidden_layers")  # fields of a config.json that tell models apart
+# Requests of a load that one simulation takes a minute for; a run has about ten simulations.
+_MOST_REQUESTS = 200_000
 _SEED = 0
 
 
@@ -77,6 +80,7 @@ def settings(
     service, group = only_group(single_app_config(document).services)
     requests = _requests(trace, above_0("--requests-per-s", requests_per_s), input_tokens, output_tokens, duration)
     shape = model_config(model)
+    _check_same_model(service, model, shape)
     requests, notes = _within_context(service, longest_tokens(shape), requests)
     kind = _gpu(gpu, group)
     graph = operator_graph(shape, OperatorPrecision(weights=dtype, kv=_kv_type(service, group)))
@@ -87,6 +91,9 @@ def settings(
     with errors.status("simulating settings"):
         states = _states(service, group, kind, graph, requests, expert_skew)
         result = found_settings(service, states, engines, check, gpus, expert_skew)
+    notes = [f"times are those of {model} in {dtype}; the config serves {service.model.source}", *notes]
+    if trace is None:
+        notes.append("arrivals are drawn at random, so the simulated rate differs a little from --requests-per-s")
     show(result, notes)
     whole = changed(document, result.written)
     written = single_app_config(whole)
@@ -110,6 +117,7 @@ def _requests(
         if requests_per_s is None or input_tokens is None or output_tokens is None:
             raise ConfigError("no load is given: add --trace, or --requests-per-s, --input-tokens and --output-tokens")
         one = TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
+        _check_number(requests_per_s * (duration or 0.0))
         drawn = poisson_arrivals(itertools.repeat(one), requests_per_s, rng)
         if duration is not None:
             return tuple(itertools.takewhile(lambda request: request.at_s < duration, drawn))
@@ -118,6 +126,7 @@ def _requests(
         raise ConfigError("--trace gives the lengths: leave --input-tokens and --output-tokens out")
     part = load_part(trace, 0.0, duration)
     rate = PairLoad.of_requests(part).requests_per_s
+    _check_number(len(part) * (requests_per_s or rate) / rate)
     return part if requests_per_s is None else scale_rate(part, requests_per_s / rate, rng)
 
 
@@ -139,6 +148,28 @@ def _within_context(
         )
     longer = len(requests) - len(accepted)
     return accepted, [f"{longer} of {len(requests)} requests are longer than {name} {most:g}, and left out"]
+
+
+def _check_same_model(service: ServiceConfig, model: str, shape: Mapping[str, Any]) -> None:
+    """Refuse a model other than that of the config, where its files are here."""
+    source = Path(service.model.source)
+    if not (source / "config.json").is_file():
+        return
+    own = model_config(str(source))
+    if other := next((name for name in _SIZES if own.get(name) != shape.get(name)), None):
+        raise ConfigError(
+            f"--model {model} has {other} {shape.get(other)}, and the config's model {source} has {own.get(other)}: "
+            f"give --model {source}"
+        )
+
+
+def _check_number(requests: float) -> None:
+    """Refuse a load that takes hours to simulate."""
+    if requests > _MOST_REQUESTS:
+        raise ConfigError(
+            f"the load has {requests:,.0f} requests, and {_MOST_REQUESTS:,} are the most: give a shorter --duration, "
+            "or a lower --requests-per-s"
+        )
 
 
 def _gpu(name: str, group: GroupConfig) -> Gpu:

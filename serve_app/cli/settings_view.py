@@ -24,7 +24,7 @@ def show(result: SettingsResult, notes: Sequence[str]) -> None:
     for text in (*notes, *result.notes):
         _print(f"note: {text}")
     if result.refusal is not None:
-        _print(f"note: the config as it is cannot run: {result.refusal}")
+        _print(f"note: the config as it is cannot run: {result.refusal}. Are --model and --dtype those of the config?")
     if not result.written:
         _print("nothing is written: the simulator shows nothing better than the config as it is")
 
@@ -39,11 +39,11 @@ def _setting_text(result: SettingsResult, judged: Judged) -> str:
     without = judged.without
     return (
         f"{line}\n    without it: {_effect_text(without.predicted)} predicted, {_effect_text(without.simulated)} "
-        f"simulated, {_VERDICTS[judged.verdict]}: {_fate(result, setting)}"
+        f"simulated; {_VERDICTS[judged.verdict]}, so it is {_fate(result, setting)}"
     )
 
 
-_VERDICTS = {1: "which is worse", 0: "no difference", -1: "which is better"}
+_VERDICTS = {1: "leaving it out is worse", 0: "leaving it out changes nothing", -1: "leaving it out is better"}
 
 
 def _fate(result: SettingsResult, setting: Setting) -> str:

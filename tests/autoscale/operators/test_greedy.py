@@ -87,3 +87,26 @@ def test_operators_too_large_for_any_layout_are_named(make_table: MakeTable) -> 
     assert plan.gpus == 3  # 200 requests of 1 GB on GPUs with 76 GB for them
     with pytest.raises(MemoryTooSmallError, match="needs 2e\\+03 GB"):
         make_table(HandCosts(fixed_s={"attention": 0.01}, each_s={"attention": 0.0}, kv_bytes=2e12), rate=1.0)
+
+
+def test_the_estimate_of_each_move_is_the_latency_of_the_choice_after_it(
+    qwen_table: MakeTable, turns: Assumptions
+) -> None:
+    """Each operator at each of its options, from a choice whose largest batch only one operator has."""
+    table = qwen_table(phase=Phase.DECODE, rate=5000.0, slo_s=0.05)
+    together = Together(table=table, assumptions=turns)
+    choice = tuple(
+        int(((one.batch == (64 if place == 2 else 16)) & (one.parallel == 1)).argmax())
+        for place, one in enumerate(table.operators)
+    )
+    gpus = together.least_gpus(choice, 100)
+    assert gpus is not None
+    moved, compared, option = together._moved_s(choice, gpus), 0, 0
+    for place, one in enumerate(table.operators):
+        for at in range(len(one.batch)):
+            after = (*choice[:place], at, *choice[place + 1 :])
+            if together.least_by_work(after) <= gpus and together.latency_s(after, gpus) < 10.0:
+                assert moved[option] == pytest.approx(together.latency_s(after, gpus), rel=0.02)  # the grid of waits
+                compared += 1
+            option += 1
+    assert compared > 20

@@ -119,6 +119,7 @@ def test_a_size_on_which_vllm_would_not_start_is_left_out(
         ({"decode": {"engine_kwargs": {"max_num_seqs": "many"}}}, LOAD, "engine_kwargs.max_num_seqs is 'many'"),
         ({"decode": {"pipeline_parallel_size": 2}}, LOAD, "times of operators have no pipeline stages"),
         ({"decode": {"placement": {}}}, LOAD, "runs on CPU cores"),
+        ({}, ("--requests-per-s", "5e4", *LOAD[2:]), "the load has 500,000 requests, and 200,000 are the most"),
     ],
 )
 def test_what_has_no_answer_is_named(
@@ -144,4 +145,18 @@ def test_requests_longer_than_the_model_takes_are_refused_where_the_config_has_n
     (tmp_path / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 512}))
     assert run(monkeypatch, config, *LOAD, model=str(tmp_path / "config.json")) == 1
     message = "all requests are longer than the model's max_position_embeddings 512: give shorter lengths"
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_other_than_that_of_the_config_is_refused_where_its_files_are_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "served"
+    source.mkdir()
+    (source / "config.json").write_text((ROOT / "configs/operators/models/qwen2-7b.json").read_text())
+    served, path = document(), tmp_path / "config.yaml"
+    served["applications"][0]["args"]["model"]["source"] = str(source)
+    path.write_text(yaml.safe_dump(served))
+    assert run(monkeypatch, path, *LOAD) == 1
+    message = f"--model qwen2-0.5b has hidden_size 896, and the config's model {source} has 3584: give --model {source}"
     assert message in " ".join(capsys.readouterr().err.split())
