@@ -10,7 +10,7 @@ from autoscale.operators.plan import Plan
 from serve_app.cli.sim_report import print_notes, print_whole
 from serve_app.cli.terminal import console, figures_table
 from serve_app.operators.answer import PhaseAnswer
-from serve_app.operators.inputs import UNITS, Subject, objective_text
+from serve_app.operators.inputs import UNITS, Subject, objective_text, rate_text
 
 # Words of a plan's planner. The first column of the tables has them.
 PLANNER_TEXTS = {
@@ -59,7 +59,7 @@ def head_line(answer: PhaseAnswer) -> str:
     what = f"prompts of {length} tokens" if answer.phase == "prefill" else f"{length} tokens of context"
     if answer.fixed_gpus is not None:
         return f"{answer.phase}: the highest rate of {answer.fixed_gpus} GPUs, {what}"
-    return f"{answer.phase}: {answer.demand.passes_per_s:,.6g} {UNITS[answer.phase]}, {what}"
+    return f"{answer.phase}: {rate_text(answer.demand.passes_per_s)} {UNITS[answer.phase]}, {what}"
 
 
 def planner_table(answer: PhaseAnswer) -> Table:

@@ -27,6 +27,11 @@ OBJECTIVES = {Phase.PREFILL: "ttft_s", Phase.DECODE: "tpot_s"}
 UNITS = {Phase.PREFILL: "prompts/s", Phase.DECODE: "output tokens/s"}
 
 
+def rate_text(passes_per_s: float) -> str:
+    """A rate with three digits or more, and no exponent."""
+    return f"{passes_per_s:,.0f}" if passes_per_s >= 1000.0 else f"{passes_per_s:.4g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """A GPU type with the times of its operators, and how they share a GPU.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autoscale.operators.costs import Phase
 from autoscale.operators.demand import Demand, PlanError
-from serve_app.operators.inputs import UNITS, Subject
+from serve_app.operators.inputs import UNITS, Subject, rate_text
 from serve_app.operators.panels import Bars, Curve, Figure, Panel
 from serve_app.operators.sensitivity import TABLE_1
 
@@ -35,7 +35,7 @@ def sweep_figures(base: Base) -> list[Figure]:
     unit = UNITS[base.phase]
     x_length = "tokens of the prompt" if base.phase is Phase.PREFILL else "tokens of context"
     panels = [
-        _panel(f"GPUs by length, {base.passes_per_s:,.4g} {unit}", x_length, lengths, by_length),
+        _panel(f"GPUs by length, {rate_text(base.passes_per_s)} {unit}", x_length, lengths, by_length),
         _panel(f"GPUs by rate, {base.length_tokens} tokens", unit, rates, by_rate),
         _saved_panel("GPUs saved, by length", x_length, lengths, by_length),
         _saved_panel("GPUs saved, by rate", unit, rates, by_rate),
@@ -69,7 +69,7 @@ def _models(base: Base) -> Figure:
     groups = [f"{one.name.rsplit('/', 1)[-1]} ({one.graph.weights / 1e9:.2g}B)" for one in subjects]
     return Figure(
         title=f"{base.phase}: GPUs by model",
-        caption=f"{base.passes_per_s:,.4g} {UNITS[base.phase]}, {base.length_tokens} tokens; each model with its own "
+        caption=f"{rate_text(base.passes_per_s)} {UNITS[base.phase]}, {base.length_tokens} tokens; each model with its own "
         "default objective. A missing bar: no plan.",
         panels=[Bars(title="GPUs by model size", value_label="GPUs", groups=groups, values=dict(counts))],
         columns=1,
