@@ -69,8 +69,8 @@ def _models(base: Base) -> Figure:
     groups = [f"{one.name.rsplit('/', 1)[-1]} ({one.graph.weights / 1e9:.2g}B)" for one in subjects]
     return Figure(
         title=f"{base.phase}: GPUs by model",
-        caption=f"{rate_text(base.passes_per_s)} {UNITS[base.phase]}, {base.length_tokens} tokens; each model with its own "
-        "default objective. A missing bar: no plan.",
+        caption=f"{rate_text(base.passes_per_s)} {UNITS[base.phase]}, {base.length_tokens} tokens; each model with its "
+        "own default objective. A missing bar: no plan.",
         panels=[Bars(title="GPUs by model size", value_label="GPUs", groups=groups, values=dict(counts))],
         columns=1,
     )
