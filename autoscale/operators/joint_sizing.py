@@ -153,8 +153,9 @@ class Together:
     def least_by_work(self, choice: Choice) -> int:
         """GPUs below which a choice has no time or no memory."""
         at = self._at(choice)
-        by_memory = 1 if self.is_divided(choice) else int(self._memory.gpus(at))
-        return max(1, int(self._least_gpus[at].max()), int(self._work[at].sum()), by_memory)
+        by_memory = self._memory.gpus(at)
+        holding = 1 if np.isinf(by_memory) else int(by_memory)
+        return max(1, int(self._least_gpus[at].max()), int(self._work[at].sum()), holding)
 
     def is_divided(self, choice: Choice) -> bool:
         """Whether no GPU has the memory for all operators, so that ``full_layouts`` divides them over several GPUs."""
