@@ -10,17 +10,21 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from deployments import metrics
+from deployments.endpoint.error_forms import error_body, error_event
 from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
+from deployments.endpoint.routes import ErrorForm, Route, Work
 from deployments.endpoint.served_model import ServedModel
 from deployments.serve_seam.http_headers import is_request_id
-from deployments.wire.messages import DONE, DecodeRequest, Frame, PromptRoute, SentFrames
+from deployments.wire.messages import DecodeRequest, Frame, PromptRoute, SentFrames
 from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
 from router.prompt_keys import PromptKeys
 from router.routing import Chosen, Routing
 
+# Headers of clients that vLLM reads. Not its header of a priority: the endpoint's own is ``X-Tandem-Priority``.
+_PASSED_HEADERS = ("endpoint-load-metrics-format", "traceparent", "tracestate")
 _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 
@@ -44,11 +48,22 @@ def named_session(http: Request, header: str) -> str | None:
     return http.headers.get(header) or None
 
 
+def path_of(http: Request) -> str:
+    """The path and query of a request, without the application's prefix."""
+    query = f"?{http.url.query}" if http.url.query else ""
+    return f"{http.scope['path'].removeprefix(http.scope.get('root_path', ''))}{query}"
+
+
+def passed_headers(http: Request) -> tuple[tuple[str, str], ...]:
+    """Those of a request's headers that vLLM reads and clients may set."""
+    return tuple((name, http.headers[name]) for name in _PASSED_HEADERS if name in http.headers)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClientRequest:
     """One request; ``raw``, ``model`` and ``place`` are set once its body has been read."""
 
-    endpoint: str  # ``chat`` or ``completions``
+    route: Route
     request_id: str  # the same in all processes
     arrived_s: float  # monotonic time
     arrived_at_s: float  # wall-clock time
@@ -58,12 +73,17 @@ class ClientRequest:
     session: str | None = None  # session that its client has named
     is_explained: bool = False  # whether its answer says where it went
     body: Body  # counts the memory that its body takes
+    path: str = ""  # path and query of a route of vLLM's own application
+    http_headers: tuple[tuple[str, str], ...] = ()  # those of its headers that vLLM reads
+    id_seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of random ids in its answer
+    response_id: str | None = None  # id of the answer of the Responses API
+    holder: str | None = None  # the decode replica that has the stored response to which it refers
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # its place in the queue of the model
     pieces: PromptKeys | None = None  # pieces of its prompt, by which the router finds a decode replica
     chosen: Chosen | None = None  # the decode replica of its latest attempt, and those beside it
-    route: PromptRoute | None = None  # where its prompt was computed
+    prompt_route: PromptRoute | None = None  # where its prompt was computed
     sent: SentFrames = field(default_factory=SentFrames)  # record of the answer's part that its client has
     lost_replicas: int = 0  # number of decode replicas that were lost while they answered it
     exclude: frozenset[str] = frozenset()  # ids of replicas that were lost with it, or were full
@@ -73,20 +93,31 @@ class ClientRequest:
     def for_decode(self, routing: Routing) -> DecodeRequest:
         """The request as a decode replica gets it."""
         return DecodeRequest(
-            endpoint=self.endpoint,
+            endpoint=self.route.name,
             body=self.raw,
             request_id=self.request_id,
+            id_seed=self.id_seed,
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
-            reports_first_token=self.model.gate.has_objective,
+            reports_first_token=self.model.gate.has_objective and self.route.work is Work.ANSWER and not self.is_stream,
             reports_route=self.is_explained or self.pieces is not None,
             routing=routing,
+            http_headers=self.http_headers,
+            path=self.path,
+            method=self.route.method,
+            response_id=self.response_id,
         )
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its client wants a stream."""
+        return self.place.is_stream
 
-def error_response(error: OpenAIError) -> Response:
-    """The response to a request that cannot be served."""
-    return Response(error.body(), status_code=error.status, headers=error.headers(), media_type="application/json")
+
+def error_response(error: OpenAIError, form: ErrorForm = ErrorForm.OPENAI) -> Response:
+    """The response to a request that cannot be served, in the form of its API."""
+    body = error_body(error.body(), error.status, form)
+    return Response(body, status_code=error.status, headers=error.headers(), media_type="application/json")
 
 
 async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, None]) -> Response:
@@ -98,9 +129,11 @@ async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, 
         first = await anext(frames)
     except StopAsyncIteration:
         raise OpenAIError(500, "the decode replica answered with nothing") from None
-    headers = {HEADER: explanation(request.chosen, request.route)} if request.is_explained else {}
+    headers = {HEADER: explanation(request.chosen, request.prompt_route)} if request.is_explained else {}
+    headers |= dict(first.headers)
+    media_type = headers.pop("content-type", "application/json")
     if first.error is None and first.is_event:
-        events = _events(first, frames, request.arrived_s)
+        events = _events(first, frames, request)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     await anext(frames, None)  # reach the end: if the frames were closed before it, the call would be cancelled
     await frames.aclose()
@@ -108,12 +141,17 @@ async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, 
         headers["Retry-After"] = f"{_RETRY_S:.0f}"
     if first.status == 429:
         metrics.REFUSED.labels("engine", request.priority.name.lower()).inc()
-    return Response(first.text, status_code=first.status, headers=headers, media_type="application/json")
+    if first.error is not None:
+        body = error_body(first.text, first.status, request.route.errors)
+        return Response(body, status_code=first.status, headers=headers, media_type="application/json")
+    return Response(first.content(), status_code=first.status, headers=headers, media_type=media_type)
 
 
-async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
-    """The stream's events; a failure after the headers becomes an error event and the end event."""
-    tokens = 0
+async def _events(
+    first: Frame, frames: AsyncGenerator[Frame, None], request: ClientRequest
+) -> AsyncGenerator[str, None]:
+    """The stream's events; a failure after the headers becomes the error event of the route's API."""
+    tokens = events = 0
     first_s = last_s = 0.0
     frame: Frame | None = first
     async with aclosing(frames):
@@ -122,11 +160,12 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
                 last_s = time.monotonic()
                 if not tokens:
                     first_s = last_s
-                    metrics.TTFT_S.observe(first_s - arrived_s)
+                    metrics.TTFT_S.observe(first_s - request.arrived_s)
                 tokens += sum(map(len, frame.outputs))
             if frame.error is not None:
-                yield f"data: {frame.text}\n\n{DONE}"
+                yield error_event(frame.text, frame.status, request.route.errors, events)
                 return
+            events += 1
             yield frame.text
             frame = await anext(frames, None)
     if tokens > 1:

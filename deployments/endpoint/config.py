@@ -1,13 +1,35 @@
 """IngressConfig: the HTTP endpoint as a user configures it (pure)."""
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from deployments.pool_config import Selector
 from kvtransfer.strict_config import StrictConfig
 from router.admission_config import AdmissionConfig, KeyLimits
+
+
+class CorsConfig(StrictConfig):
+    """Web pages of other sites whose scripts may call the API (CORS); the names are those of vLLM's arguments."""
+
+    allowed_origins: tuple[str, ...] = Field(("*",), min_length=1)
+    """Sites, such as https://chat.example.org; "*": all."""
+    allowed_methods: tuple[str, ...] = Field(("*",), min_length=1)
+    """HTTP methods that these pages may use; "*": all."""
+    allowed_headers: tuple[str, ...] = Field(("*",), min_length=1)
+    """Headers that these pages may send; "*": all."""
+    allow_credentials: bool = False
+    """Whether browsers may send cookies of the endpoint's site. API keys need no cookies."""
+
+    def middleware_arguments(self) -> dict[str, Any]:
+        """The arguments of Starlette's CORS middleware."""
+        return {
+            "allow_origins": self.allowed_origins,
+            "allow_methods": self.allowed_methods,
+            "allow_headers": self.allowed_headers,
+            "allow_credentials": self.allow_credentials,
+        }
 
 
 class IngressConfig(StrictConfig):
@@ -52,6 +74,11 @@ class IngressConfig(StrictConfig):
     """Port of the metrics; each application of a cluster needs a different one."""
     metrics_on_public_port: bool = False
     """Also serve the metrics on the API's port, to clients that may use the API."""
+
+    cors: CorsConfig | None = None
+    """Web pages of other sites that may call the API. Left out, browsers let no page of another site call it."""
+    docs: bool = False
+    """Whether GET /docs and GET /openapi.json describe the API, to clients without a key too."""
 
     admission: AdmissionConfig = AdmissionConfig()
 

@@ -155,6 +155,11 @@ class Intake:
         metrics.WAITING.set_function(lambda: sum(gate.waiting for gate in gates))
         self._drains_until_s = 0.0  # monotonic time until which new requests are refused
 
+    @property
+    def request_count(self) -> int:
+        """Number of requests that arrive, wait or are being answered."""
+        return self._arriving + sum(gate.requests for gate in self._gates)
+
     def check_open(self) -> None:
         """Raises OpenAIError: 503 during a drain."""
         if time.monotonic() < self._drains_until_s:
@@ -165,15 +170,18 @@ class Intake:
         """The name of a client's key; ``None``: clients need no key. Raises OpenAIError: 401, no such key."""
         if self._keys is None:
             return None
-        name = self._keys.name_of(http.headers.get("authorization"))
+        key = http.headers.get("x-api-key")  # Anthropic's clients send it here
+        name = self._keys.name_of(http.headers.get("authorization") or f"Bearer {key}")
         if name is None:
-            message = "this endpoint needs an API key that it knows: send 'Authorization: Bearer KEY'"
+            message = (
+                "this endpoint needs an API key that it knows: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+            )
             raise OpenAIError(401, message, code="invalid_api_key")
         return name
 
     def check_limits(self, key: str | None, priority: Priority) -> None:
         """Raises OpenAIError: 429, the key or the endpoint has reached a limit that does not depend on the body."""
-        refusal = self._limits.refuse(key, priority, self._requests(), time.monotonic())
+        refusal = self._limits.refuse(key, priority, self.request_count, time.monotonic())
         if refusal is not None:
             if refusal.reason != "key":
                 # The body, which names the model, is not read: the model with the most requests fills the endpoint.
@@ -201,10 +209,7 @@ class Intake:
         """
         until_s = time.monotonic() + timeout_s
         self._drains_until_s = until_s + _DELETION_S
-        while (requests := self._requests()) and time.monotonic() < until_s:
+        while (requests := self.request_count) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(_LAST_READ_S)
         return requests
-
-    def _requests(self) -> int:
-        return self._arriving + sum(gate.requests for gate in self._gates)

@@ -11,10 +11,9 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from ray import serve
-from starlette.exceptions import HTTPException
 
 from autoscale.observe.endpoint_report import joined
 from autoscale.types import PoolKey
@@ -25,16 +24,23 @@ from deployments.endpoint.client_request import (
     error_response,
     frames_response,
     named_session,
+    passed_headers,
+    path_of,
     request_id,
     requested_priority,
 )
-from deployments.endpoint.config import IngressConfig
+from deployments.endpoint.config import CorsConfig, IngressConfig
 from deployments.endpoint.gate import Gate, Intake
+from deployments.endpoint.http_app import app
 from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
 from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
+from deployments.endpoint.openai_fields import openai_fields
+from deployments.endpoint.pages import Pages
 from deployments.endpoint.prompt_pieces import prompt_pieces
 from deployments.endpoint.relay import Relay
 from deployments.endpoint.request_body import Bodies, Body, read_body
+from deployments.endpoint.response_ids import check_owner, new_response_id, response_not_found
+from deployments.endpoint.routes import CHAT, COMPLETIONS, NATIVE, ErrorForm, Route, Work
 from deployments.endpoint.served_model import (
     NO_REPLICA_RETRY_S,
     DecodeGroup,
@@ -58,31 +64,13 @@ from router.request_limits import RequestLimits
 # it: without this, clients of GET /health could keep the pools busy.
 _HEALTH_KEEP_S = 1.0
 
-app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
-
-
-@app.exception_handler(OpenAIError)
-async def _openai_error(request: Request, error: OpenAIError) -> Response:
-    return error_response(error)
-
-
-@app.exception_handler(HTTPException)
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    response = error_response(OpenAIError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
-    response.headers.update(error.headers or {})  # such as Allow, if the method is wrong
-    return response
-
-
-@app.exception_handler(Exception)
-async def _unexpected_error(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this response, so Serve logs its traceback."""
-    return error_response(OpenAIError(500, f"the endpoint failed: {type(error).__name__}; its log has the traceback"))
+_NATIVE_BY_PLACE = {(route.path, route.method): route for route in NATIVE}
 
 
 # ``serve.ingress`` pickles the app here, with copies of the globals that routes and handlers use. So all of these must
 # be defined above. Metrics are used through their module, which is not copied: a copy of a counter would be on no page.
 @serve.ingress(app)
-class Ingress:
+class Ingress(Pages):
     """One replica of the endpoint; any number of replicas may run."""
 
     async def __init__(  # type: ignore[misc]
@@ -160,6 +148,13 @@ class Ingress:
         """Called by Serve when it ends the replica."""
         self._start.leave()
 
+    @property
+    def cors(self) -> CorsConfig | None:
+        """Which web pages may call this endpoint; ``None``: no page of another site."""
+        return self._config.cors
+
+    @app.get("/ping")
+    @app.post("/ping")
     @app.get("/health")
     async def health(self) -> Response:
         """200 if every model has a healthy decode pool, or sleeps."""
@@ -214,15 +209,24 @@ class Ingress:
         self._intake.key_of(request)
         return JSONResponse(self._model_card(self._named_model(model)))
 
-    @app.post("/v1/chat/completions")
+    @app.post(CHAT.path)
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions."""
-        return await self._serve("chat", request)
+        return await self._serve(CHAT, request)
 
-    @app.post("/v1/completions")
+    @app.post(COMPLETIONS.path)
     async def completions(self, request: Request) -> Response:
         """OpenAI completions."""
-        return await self._serve("completions", request)
+        return await self._serve(COMPLETIONS, request)
+
+    async def native(self, request: Request) -> Response:
+        """A route that vLLM's own application answers on a decode replica."""
+        place = request.scope["route"]
+        return await self._serve(_NATIVE_BY_PLACE[place.path, request.method], request)
+
+    for _route in NATIVE:
+        app.add_api_route(_route.path, native, methods=[_route.method], name=_route.name)
+    del _route
 
     def _model_card(self, model: ServedModel) -> dict[str, Any]:
         return {
@@ -234,7 +238,14 @@ class Ingress:
         }
 
     def _named_model(self, name: Any) -> ServedModel:
-        """The model of this name, as a client sent it. Raises OpenAIError: 404, there is no such model."""
+        """The model of this name, as a client sent it; without a name the only model.
+
+        Raises OpenAIError: 404, there is no such model; 400, there are several, and the client names none.
+        """
+        if name is None or name == "":
+            if len(self._models) == 1:
+                return next(iter(self._models.values()))
+            raise OpenAIError(400, f"model is missing: give one of {', '.join(self._models)}", param="model")
         model = self._models.get(name) if isinstance(name, str) else None
         if model is None:
             names = ", ".join(map(repr, self._models))
@@ -246,20 +257,21 @@ class Ingress:
             )
         return model
 
-    async def _serve(self, endpoint: str, http: Request) -> Response:
-        """The response to a request to ``endpoint`` (``chat`` or ``completions``); counts the request by its status."""
+    async def _serve(self, route: Route, http: Request) -> Response:
+        """The response to a request; counts the request by its route and status."""
         arrived_s, arrived_at_s = time.monotonic(), time.time()
         try:
             self._intake.check_open()
             # All that the headers can tell is checked before the body is read.
-            key = self._intake.key_of(http)
-            check_content_type(http.headers.get("content-type"))
+            key = None if route.is_public else self._intake.key_of(http)
+            if route.has_body:
+                check_content_type(http.headers.get("content-type"))
             if not any(model.can_answer_any() for model in self._models.values()):
                 raise no_replica()
             priority = requested_priority(http)
             self._intake.check_limits(key, priority)
             request = ClientRequest(
-                endpoint=endpoint,
+                route=route,
                 request_id=request_id(http),
                 arrived_s=arrived_s,
                 arrived_at_s=arrived_at_s,
@@ -269,11 +281,13 @@ class Ingress:
                 session=named_session(http, self._config.session_header),
                 is_explained=self._config.explains_routing and http.headers.get("x-tandem-explain") == "1",
                 body=Body(self._bodies, key, priority),
+                path=path_of(http) if route.is_native else "",
+                http_headers=passed_headers(http),
             )
             response = await self._respond(request, http)
         except OpenAIError as error:
-            response = error_response(error)
-        tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
+            response = error_response(error, route.errors)
+        tandem_metrics.REQUESTS.labels(route.name, str(response.status_code)).inc()
         return response
 
     async def _respond(self, request: ClientRequest, http: Request) -> Response:
@@ -284,6 +298,8 @@ class Ingress:
                 if not request.model.can_answer():
                     raise no_replica()
                 await wait_until_awake(self._app_name, request.model, request.deadline_s)
+                if request.route.work is Work.NONE:
+                    return await frames_response(request, self._unqueued_frames(request))
             return await frames_response(request, self._admitted_frames(request))
         except BaseException:  # also if the client has disconnected
             request.body.free()
@@ -296,26 +312,44 @@ class Ingress:
         refused.
         """
         with self._refusals_counted(request.key):
-            request.raw = await read_body(http, self._config, request.body)
-            fields = json_object(request.raw, request.body.take)
-            if "model" not in fields:
-                raise OpenAIError(400, "model is missing", param="model")
-            request.model = self._named_model(fields["model"])
-            check_types(fields)
-        prompts = prompt_tokens(request.endpoint, fields)
+            request.raw = await read_body(http, self._config, request.body) if request.route.has_body else b""
+            fields = json_object(request.raw, request.body.take) if request.route.has_body else dict(http.query_params)
+            request.model = self._named_model(fields.get("model"))
+            if request.route.work is Work.ANSWER:
+                check_types(fields)
+        await self._find_response(request, http, fields)
+        endpoint, fields = openai_fields(request.route.name, fields)
+        if request.route.work is Work.NONE:
+            endpoint, fields = "completions", {}
+        prompts = prompt_tokens(endpoint, fields)
         request.model = request.model.serving_prompt(max(prompts))
         request.place = place_of(
-            request.endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
+            endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
         )
-        if (piece_tokens := request.model.piece_tokens) is not None:
+        if (piece_tokens := request.model.piece_tokens) is not None and request.route.work is Work.ANSWER:
             request.pieces = prompt_pieces(
-                request.endpoint,
+                endpoint,
                 fields,
                 model=request.model.model_id,
                 tokens=request.place.tokens,
                 piece_tokens=piece_tokens,
                 chars_per_token=request.model.chars_per_token,
             )
+
+    async def _find_response(self, request: ClientRequest, http: Request, fields: dict[str, Any]) -> None:
+        """Give a new response its id, and find the replica of a stored one. Raises OpenAIError: 404, it is not here."""
+        if request.route.errors is not ErrorForm.RESPONSES:
+            return
+        stored, param = http.path_params.get("response_id"), "response_id"
+        if stored is None:
+            request.response_id = new_response_id(request.id_seed, request.key)
+            stored, param = fields.get("previous_response_id"), "previous_response_id"
+            if stored is None:
+                return
+        check_owner(stored, request.key, param)
+        request.holder = await request.model.holder_of(stored)
+        if request.holder is None:
+            raise response_not_found(stored, param)
 
     @contextmanager
     def _refusals_counted(self, key: str | None) -> Iterator[None]:
@@ -340,12 +374,22 @@ class Ingress:
                 async for frame in frames:
                     if frame.tokens:
                         gate.output(place, frame.tokens)
-                    elif not frame.text:  # such a frame reports only that the first token has come
+                    elif not frame.text and not frame.ends:  # it reports only that the first token has come
                         gate.note_first_token(place)
                     if frame.text:
                         # While the client reads, the engine's pace is not measured.
                         gate.pause(place)
                         yield frame
                         gate.go_on(place)
+        finally:
+            request.body.free()
+
+    async def _unqueued_frames(self, request: ClientRequest) -> AsyncGenerator[Frame, None]:
+        """The frames with text of an answer that no engine computes."""
+        try:
+            async with aclosing(self._relay.frames(request)) as frames:
+                async for frame in frames:
+                    if frame.text:
+                        yield frame
         finally:
             request.body.free()

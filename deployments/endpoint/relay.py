@@ -90,7 +90,7 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
 
 def _note_route(request: ClientRequest, group: DecodeGroup, routing: Routing, route: PromptRoute) -> None:
     """Note where the prompt was computed, and whether the decode engine had of it what the router expected."""
-    request.chosen, request.route = routing.chosen(), route
+    request.chosen, request.prompt_route = routing.chosen(), route
     if request.pieces is not None:
         request.model.note_tokens(request.pieces, route.input_tokens)
     note_found(
@@ -161,7 +161,12 @@ class Relay:
             avoid, probe = await group.caller.health.guide()
             # During the attempt, the router writes the replica that it chose into ``routing.choice``.
             routing = Routing(
-                exclude=request.exclude, avoid=avoid, probe=probe, prompt=request.pieces, session=request.session
+                exclude=request.exclude,
+                avoid=avoid,
+                probe=probe,
+                preferred=request.holder,
+                prompt=request.pieces,
+                session=request.session,
             )
             is_resumed = request.sent.frames > 0
             failure_frame: Frame | None = None

@@ -24,6 +24,7 @@ from autoscale.types import PoolKey
 from deployments.config import ServiceConfig
 from deployments.endpoint.gate import Gate
 from deployments.endpoint.prompt_pieces import CHARS_PER_TOKEN
+from deployments.serve_seam.calls import answers_in_time
 from deployments.wire.call import PoolCaller
 from deployments.wire.messages import Frame
 from deployments.wire.openai_errors import OpenAIError
@@ -35,6 +36,7 @@ from router.ray_coordinator import MembershipFeed, find_coordinator
 logger = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0  # seconds that a decode pool has for the answer to a health check
+_LOOKUP_S = 5.0  # seconds that decode replicas have to say whether they hold a response
 _WAKE_INTERVAL_S = 2.0  # seconds between two calls to the coordinator for one request
 # Weight of the latest prompt in the mean characters of a token: the mean follows a change within some tens of prompts.
 _CHARS_WEIGHT = 0.05
@@ -181,6 +183,13 @@ class ServedModel:
         groups = {name: group for name, group in serving.items() if name not in avoid} or serving
         loads = {name: group.load for name, group in groups.items()}
         return groups[choose_group(loads, {name: group.capacity() for name, group in groups.items()}, rng)]
+
+    async def holder_of(self, response_id: str) -> str | None:
+        """The decode replica that holds a stored response; ``None``: none does."""
+        handles = [group.caller.handle for group in self.groups]
+        asked = (answers_in_time(handle, "holder_of", _LOOKUP_S, response_id) for handle in handles)
+        holders = [name for names in await asyncio.gather(*asked) for name in names if name is not None]
+        return holders[0] if holders else None
 
     async def check_health(self) -> str | None:
         """Why no decode pool can serve the model; ``None``: one can, or the model sleeps."""

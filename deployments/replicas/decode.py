@@ -23,12 +23,14 @@ from autoscale.slo import SloConfig
 from deployments.pool_config import EngineSleepConfig
 from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+from deployments.replicas.native_app import NativeApp
 from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
 from deployments.replicas.pd_generate import PDGenerate
 from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.replicas.remote_prefill import RemotePrefill
-from deployments.serve_seam.llm_server import EngineDoor, engine_client
+from deployments.serve_seam.llm_server import EngineDoor, engine_client, native_app
+from deployments.vllm_seam.answer_ids import install_seeded_ids, seed_ids
 from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import DecodeRequest, Frame, SentAgain
@@ -81,6 +83,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             piece_tokens=router.prefix.piece_tokens if router.follows_prefixes else None,
             max_prompt_tokens=max_prompt_tokens,
         )
+        self._native = NativeApp(partial(native_app, self), client)
+        install_seeded_ids()
         self._watch_host(engine_silence_s, engine_sleep)
 
     def _prefill_caller(self, prefill_server: DeploymentHandle, router: RouterConfig) -> PoolCaller[Any]:
@@ -116,6 +120,10 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         )
         return report.values(self._requests)
 
+    async def holder_of(self, response_id: str) -> str | None:
+        """This replica's id, if it holds a stored response of the Responses API; ``None``: it does not."""
+        return self.replica_id if self._native.holds(response_id) else None
+
     async def respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
         """The frames of one OpenAI request's answer, without those that its client has from a lost replica.
 
@@ -126,29 +134,21 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 yield frame
 
     async def _respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
-        body: dict[str, Any] = json.loads(request.body.decode())
-        fields = tuple(body)
         sent_again = None if request.sent is None else SentAgain(request.sent)
+        trace = RequestTrace(
+            arrived_s=time.monotonic() - max(0.0, time.time() - request.arrived_at_s),
+            sent=request.sent,
+            pieces=request.routing.prompt,
+            reports_route=request.reports_route,
+        )
+        CURRENT_TRACE.set(trace)
+        seed_ids(request.id_seed)
+        answer = self._native.frames(request, trace) if request.path else self._openai_frames(request, trace)
+        if request.reports_first_token:
+            answer = _with_first(answer, trace.has_first)
         try:
-            parsed = parse_request(request.endpoint, body, request.request_id)
-            del body  # otherwise it would take memory until the answer ends, beside the parsed request
-            trace = RequestTrace(
-                max_tokens=requested_max_tokens(parsed),
-                beam_search=bool(parsed.use_beam_search),
-                arrived_s=time.monotonic() - max(0.0, time.time() - request.arrived_at_s),
-                sent=request.sent,
-                pieces=request.routing.prompt,
-                reports_route=request.reports_route,
-            )
-            CURRENT_TRACE.set(trace)
-            handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions
-            answer = handler(parsed, None)
-            if request.reports_first_token and not parsed.stream:
-                answer = _with_first(answer, trace.has_first)
-            async with aclosing(answer) as chunks:
-                async for chunk in chunks:
-                    # ``None``, from ``_with_first``, becomes a frame without text.
-                    frame = Frame("") if chunk is None else answer_frame(chunk, trace, fields)
+            async with aclosing(answer) as frames:
+                async for frame in frames:
                     if sent_again is not None and frame.text and frame.error is None:
                         text = sent_again.new_text(frame.text)
                         if text is None:
@@ -160,26 +160,41 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             if sent_again is not None:
                 sent_again.check_end()
         except Exception as error:
+            yield failure_frame(error, request.request_id, ())
+
+    async def _openai_frames(self, request: DecodeRequest, trace: RequestTrace) -> AsyncGenerator[Frame, None]:
+        """The frames of a chat or a completion, from vLLM's serving classes without its HTTP application."""
+        body: dict[str, Any] = json.loads(request.body.decode())
+        fields = tuple(body)
+        try:
+            parsed = parse_request(request.endpoint, body, request.request_id)
+            del body  # otherwise it would take memory until the answer ends, beside the parsed request
+            trace.max_tokens, trace.beam_search = requested_max_tokens(parsed), bool(parsed.use_beam_search)
+            handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions
+            async with aclosing(handler(parsed, None)) as chunks:
+                async for chunk in chunks:
+                    yield answer_frame(chunk, trace, fields)
+        except Exception as error:
             yield failure_frame(error, request.request_id, fields)
 
 
-async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Event) -> AsyncGenerator[Any, None]:
-    """The chunks of an answer in one piece; before them ``None``, if the first token comes earlier than the answer."""
-    async with aclosing(chunks):
-        tasks = (asyncio.ensure_future(anext(chunks, None)), asyncio.ensure_future(has_first.wait()))
+async def _with_first(frames: AsyncGenerator[Frame, None], has_first: asyncio.Event) -> AsyncGenerator[Frame, None]:
+    """The frames of an answer; before them one without text, if the first token comes earlier than they."""
+    async with aclosing(frames):
+        tasks = (asyncio.ensure_future(anext(frames, None)), asyncio.ensure_future(has_first.wait()))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not tasks[0].done():
-                yield None
-            chunk = await tasks[0]
+                yield Frame("")
+            frame = await tasks[0]
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if chunk is not None:
-            yield chunk
-        async for chunk in chunks:
-            yield chunk
+        if frame is not None:
+            yield frame
+        async for frame in frames:
+            yield frame
 
 
 async def _warm_up(client: Any) -> None:

@@ -1,6 +1,8 @@
 """State of a request and of its prompts while a decode replica serves them."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -20,6 +22,9 @@ class RequestTrace:
     max_tokens: int | None = None  # output limit that the client set
     beam_search: bool = False
     arrived_s: float | None = None  # arrival at the endpoint, by this process's monotonic clock
+    answers: list[AsyncGenerator[Any, None]] = field(
+        default_factory=list
+    )  # of ``PDGenerate``, which may not have ended
     generations: int = 0  # calls of ``PDGenerate``: one for each prompt, or for each step of a beam search
     sent: Sent | None = None  # part of the stream that the client has from a replica that was lost
     # Token ids of each output since the last ``drain``; empty with several streams.
@@ -36,6 +41,17 @@ class RequestTrace:
         """Where the prompt was computed, once."""
         route, self.route = self.route, None
         return route
+
+    async def close(self) -> None:
+        """End the answers that no code reads any more, since the client has left.
+
+        The interpreter would close them too, but only when it collects the objects that refer to them.
+        """
+        for answer in self.answers:
+            with suppress(
+                RuntimeError
+            ):  # a task of its own still reads it: a response that is computed in the background
+                await answer.aclose()
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         """Token ids by output, and the number of output tokens, both since the last call."""

@@ -50,15 +50,16 @@ _MOST_LENGTH_PENALTY = 32.0
 # With `kv_cache_report_mode` an engine would report blocks as stored that it has already.
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
 
+# Fields whose items vLLM copies to the same place as the fields themselves.
+_INNER = ("vllm_xargs", "sampling_params", "extra_args")
+
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
     """vLLM's request for a body.
 
     Raises OpenAIError: 400, a field is wrong, and the error names it. VLLMClientError: fields contradict each other.
     """
-    fields = _without_internal(body)
-    if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies its items to the same place as the fields
-        fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
+    fields = without_internal(body)
     for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
         value = fields.pop(name, None)
         if value is not None and value != harmless:
@@ -93,8 +94,13 @@ def _field_error(field: str, why: str) -> OpenAIError:
     return OpenAIError(400, why, param=field)
 
 
-def _without_internal(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key not in _INTERNAL}
+def without_internal(fields: dict[str, Any]) -> dict[str, Any]:
+    """A body without the fields that no client may set, also in the objects whose items vLLM takes as fields."""
+    kept = {key: value for key, value in fields.items() if key not in _INTERNAL}
+    return {
+        key: without_internal(value) if key in _INNER and isinstance(value, dict) else value
+        for key, value in kept.items()
+    }
 
 
 def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
@@ -166,11 +172,11 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
             return Frame(chunk, *trace.drain(), route=trace.take_route())
         # The event has only the error's message; the trace has the error itself.
         frame = None if trace.error is None else _replica_failure(trace.error)
-        return frame or _refusal_frame(refusal, fields)
+        return frame or refusal_frame(refusal, fields)
     error = getattr(chunk, "error", None)
     if error is not None:
         refusal = EngineRefusal(status=int(error.code or 500), message=error.message, parameter=error.param)
-        return _refusal_frame(refusal, fields)
+        return refusal_frame(refusal, fields)
     return Frame(chunk.model_dump_json(), *trace.drain(), route=trace.take_route())
 
 
@@ -182,7 +188,7 @@ def failure_frame(error: Exception, request_id: str, fields: Collection[str]) ->
         return Frame(error.body(), status=error.status, error="invalid_request")
     if isinstance(error, (VLLMClientError, ValueError)):  # such as a grammar that does not compile
         refusal = EngineRefusal(status=400, message=str(error), parameter=getattr(error, "parameter", None))
-        return _refusal_frame(refusal, fields)
+        return refusal_frame(refusal, fields)
     logger.error("request %s failed", request_id, exc_info=error)
     return failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
 
@@ -199,7 +205,8 @@ def _replica_failure(error: Exception) -> Frame | None:
     return None
 
 
-def _refusal_frame(refusal: EngineRefusal, fields: Collection[str]) -> Frame:
+def refusal_frame(refusal: EngineRefusal, fields: Collection[str]) -> Frame:
+    """The frame of a refusal by vLLM; ``fields``: names of the fields in the body."""
     error = OpenAIError(
         refusal.status,
         refusal.message,

@@ -80,11 +80,18 @@ class PDGenerate:
         self.handoffs = 0  # prompts since the start whose KV came from prefill
         self.handoff_s = 0.0  # total seconds of all handoffs, each from prefill's answer to the first token
 
-    async def __call__(
+    def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
         trace = CURRENT_TRACE.get() or RequestTrace()  # without one, the caller is not ``respond``
+        answer = self._answer(trace, prompt, sampling_params, request_id, **kwargs)
+        trace.add(answer)
+        return answer
+
+    async def _answer(
+        self, trace: RequestTrace, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
         # A beam search calls this method for each token of each beam. Only its first call has the request's own prompt;
         # the others are steps, and are not counted.
         is_step = trace.beam_search and trace.generations > 0

@@ -13,8 +13,10 @@ from ray.serve.handle import DeploymentHandle
 logger = logging.getLogger(__name__)
 
 
-async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
     """The answers of the replicas that answer ``method`` within ``timeout_s``; the others are logged and left out.
+
+    ``arguments``: of the method.
 
     Serve's public ``results_async`` returns no answer at all if one replica does not answer.
 
@@ -24,7 +26,7 @@ async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: floa
     until_s, name = time.monotonic() + timeout_s, handle.deployment_name
     try:
         async with asyncio.timeout(timeout_s):
-            results = await handle.broadcast(method)._fetch_replica_results_async()
+            results = await handle.broadcast(method, *arguments)._fetch_replica_results_async()
     except (TimeoutError, RayServeException) as error:
         # For example, Serve restarts all replicas of this deployment. Other deployments may still answer.
         logger.warning("no replica of %s answers %s: %s", name, method, error or "not in time")

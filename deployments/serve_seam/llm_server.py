@@ -8,7 +8,7 @@ from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 from ray.llm._internal.serve.core.server import llm_server
 from ray.serve.llm import LLMConfig
 
-__all__ = ["EngineDoor", "LLMEngine", "engine_client", "report_no_usage", "start_no_download"]
+__all__ = ["EngineDoor", "LLMEngine", "engine_client", "native_app", "report_no_usage", "start_no_download"]
 
 
 def engine_client(server: Any) -> Any:
@@ -19,6 +19,18 @@ def engine_client(server: Any) -> Any:
     Without it: no replica starts; the error names the missing part.
     """
     return server.engine._engine_client
+
+
+async def native_app(server: Any) -> Any:
+    """vLLM's own HTTP application for the engine of a server: an ASGI application with all of vLLM's routes.
+
+    ``None``: the engine is emulated, and has no such application.
+
+    Needs: ``build_asgi_app`` of Ray's ``VLLMEngine``.
+    Without it: a decode replica answers 404 on all routes but chat and completions.
+    """
+    build = getattr(server.engine, "build_asgi_app", None)
+    return None if build is None else await build()
 
 
 def start_no_download(llm_config: LLMConfig) -> None:

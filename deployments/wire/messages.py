@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from deployments.wire.openai_errors import OpenAIError
 from router.routing import Chosen, Routing
 
-_CREATED = re.compile(r'"created":\d+')  # the time of an answer, which differs in the answer of another replica
-DONE = "data: [DONE]\n\n"  # the last event of a stream
-_EVENT = "data: "  # beginning of every event of a stream, and of no other answer
+# The time of an answer, which differs in the answer of another replica. vLLM's Responses API calls it ``created_at``.
+_CREATED = re.compile(r'"created(?:_at)?":\d+')
+DONE = "data: [DONE]\n\n"  # the last event of a stream of OpenAI's completions
+_EVENTS = ("data: ", "event: ")  # beginning of every event of a stream, and of no other answer
+BINARY = "application/octet-stream"  # content type of an answer that is no text
 LOST = frozenset({"replica_lost", "engine_dead"})  # failures after which another replica can continue
 FULL = "overloaded"  # the replica has no room for one more request
 FAILED = LOST | {"internal", "engine"}  # failures that count against the replica's health
@@ -106,14 +108,19 @@ class PromptRoute:
 class DecodeRequest:
     """One OpenAI request for a decode replica."""
 
-    endpoint: str  # ``chat`` or ``completions``
+    endpoint: str  # ``chat``, ``completions``, or the name of a route of vLLM's own application
     body: bytes  # the client's JSON object, unchanged, in UTF-8; Serve keeps it until the answer has ended
     request_id: str  # the same in all processes
+    id_seed: str  # of random ids in the answer, so that another replica gives the same ones; new for each request
     arrived_at_s: float  # wall-clock time of arrival at the endpoint; the clocks of both nodes are taken as equal
     sent: Sent | None = None  # the part of the stream that the client has from a lost replica
     reports_route: bool = False  # whether the first frame with text says where the prompt was computed
     reports_first_token: bool = False  # whether a frame without text reports the first token of an answer in one piece
     routing: Routing = field(default_factory=Routing)
+    http_headers: tuple[tuple[str, str], ...] = ()  # those of the client's headers that vLLM reads
+    path: str = ""  # path and query of a route of vLLM's own application; empty: ``endpoint`` says all
+    method: str = "POST"  # HTTP method of ``path``
+    response_id: str | None = None  # id of the answer of the Responses API; ``None``: it is another route
 
 
 class Frame(NamedTuple):
@@ -129,16 +136,22 @@ class Frame(NamedTuple):
     status: int = 200  # HTTP status; the response has the first frame's status
     error: str | None = None  # class of the failure, if the frame is one
     route: PromptRoute | None = None  # where the prompt was computed; in one frame, and if the endpoint wants it
+    headers: tuple[tuple[str, str], ...] = ()  # HTTP headers of the response, in its first frame
+    ends: bool = False  # whether the answer is complete, as the frame itself does not show it
+
+    def content(self) -> str | bytes:
+        """The body of the response; each character of one that is no text stands for a byte (``latin-1``)."""
+        return self.text.encode("latin-1") if ("content-type", BINARY) in self.headers else self.text
 
     @property
     def is_event(self) -> bool:
         """Whether the frame is an event of a stream; otherwise it is a whole body."""
-        return self.text.startswith(_EVENT)
+        return self.text.startswith(_EVENTS)
 
     @property
     def is_last(self) -> bool:
-        """Whether the answer is complete with this frame: the end event of a stream, or a whole body."""
-        return self.text == DONE or (self.text != "" and not self.is_event)
+        """Whether the answer is complete with this frame: the end of a stream, or a whole body."""
+        return self.ends or self.text == DONE or (self.text != "" and not self.is_event)
 
 
 def failure(status: int, message: str, error: str) -> Frame:

@@ -131,6 +131,12 @@ def test_contract_llm_server_engine_client() -> None:
         assert f"def {name}(" in client, name
 
 
+def test_contract_llm_server_native_app() -> None:
+    engine = installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
+    assert "async def build_asgi_app(self):" in engine
+    assert "app.state._state.update(self._app_state._state)" in engine
+
+
 def test_contract_llm_server_start_no_download() -> None:
     engine = installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
     assert "callback = self.llm_config.get_or_create_callback()" in engine

@@ -246,3 +246,36 @@ def test_contract_kv_events_kv_events() -> None:
     assert "[request.cache_salt] if (start_token_idx == 0 and request.cache_salt) else []" in keys
     # One event for each copy of a block, stored and removed, unless a request asks for more.
     assert '"kv_cache_report_mode", "incremental"' in installed_source("vllm/v1/request.py")
+
+
+@pytest.mark.vllm
+def test_contract_answer_ids_install_seeded_ids() -> None:
+    import vllm.entrypoints.anthropic.serving as anthropic
+    import vllm.entrypoints.openai.responses.streaming_events as responses
+    from vllm.entrypoints.chat_utils import make_tool_call_id
+    from vllm.v1.engine import input_processor
+
+    from deployments.vllm_seam.answer_ids import install_seeded_ids, seed_ids
+
+    install_seeded_ids()
+
+    def ids(seed: str) -> list[str]:
+        seed_ids(seed)
+        return [make_tool_call_id(), responses.random_uuid(), anthropic.uuid.uuid4().hex]
+
+    assert ids("a") == ids("a") != ids("b")
+    tool_call, item, signature = ids("a")
+    assert re.fullmatch(r"chatcmpl-tool-[0-9a-f]{16}", tool_call)
+    assert re.fullmatch(r"[0-9a-f]{16}", item)
+    assert re.fullmatch(r"[0-9a-f]{32}", signature)
+    seed_ids("a")
+    engine_id = input_processor.random_uuid()
+    seed_ids("a")
+    assert input_processor.random_uuid() != engine_id  # requests of the engine must not share an id
+
+
+def test_contract_stored_responses_has_response() -> None:
+    serving = installed_source("vllm/entrypoints/openai/responses/serving.py")
+    assert "self.response_store: dict[str, ResponsesResponse] = {}" in serving
+    assert "self.response_store.get(response_id)" in serving
+    assert "state.openai_serving_responses = (" in installed_source("vllm/entrypoints/generate/api_router.py")

@@ -37,7 +37,7 @@ def call(choice: Choice, pieces: AsyncIterator[Frame], deadline_s: float, watch:
         is_whole=lambda frame: frame.is_last,
     )
     request = DecodeRequest(
-        endpoint="chat", body=b"{}", request_id="r", arrived_at_s=0.0, routing=Routing(choice=choice)
+        endpoint="chat", body=b"{}", request_id="r", id_seed="s", arrived_at_s=0.0, routing=Routing(choice=choice)
     )
     return caller.call(request, time.monotonic() + deadline_s)
 

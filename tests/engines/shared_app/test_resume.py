@@ -96,7 +96,9 @@ def _ask(app: Any) -> Iterator[Any]:
 
     def ask(endpoint: str, body: dict[str, Any], sent: Any = None) -> list[Frame]:
         raw, now_s = json.dumps(body).encode(), time.time()
-        request = DecodeRequest(endpoint=endpoint, body=raw, request_id="r-1", arrived_at_s=now_s, sent=sent)
+        request = DecodeRequest(
+            endpoint=endpoint, body=raw, request_id="r-1", id_seed="s", arrived_at_s=now_s, sent=sent
+        )
         return loop.run_until_complete(stream(request))
 
     yield ask

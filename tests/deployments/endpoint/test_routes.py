@@ -1,0 +1,31 @@
+"""The tables of routes against those of vLLM."""
+
+import re
+
+from deployments.endpoint.routes import ABSENT, CHAT, COMPLETIONS, NATIVE
+from tests.installed_source import installed_path
+
+# Routes of vLLM that the endpoint answers itself (``ingress``, ``pages``).
+OWN = {"/v1/models", "/health", "/metrics", "/version", "/load", "/ping", "/invocations"}
+ADAPTERS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+_ROUTE = re.compile(r'@router\.(?:get|post|websocket)\(\s*"([^"]+)"')
+
+
+def vllm_paths() -> set[str]:
+    sources = [path.read_text(encoding="utf-8") for path in installed_path("vllm/entrypoints").rglob("*.py")]
+    return {path for source in sources for path in _ROUTE.findall(source)}
+
+
+def test_each_route_of_vllm_is_served_or_absent_with_a_reason() -> None:
+    paths = vllm_paths()
+    assert len(paths) > 60
+    served = {route.path for route in (CHAT, COMPLETIONS, *NATIVE)}
+    assert paths - served - OWN - ADAPTERS - ABSENT.keys() == set()
+    assert served - paths == set()
+    assert ABSENT.keys() - paths == set()
+    assert ABSENT.keys() & served == set()
+
+
+def test_names_and_places_are_unique() -> None:
+    routes = (CHAT, COMPLETIONS, *NATIVE)
+    assert len({route.name for route in routes}) == len({(route.path, route.method) for route in routes}) == len(routes)

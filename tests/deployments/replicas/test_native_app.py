@@ -1,0 +1,188 @@
+"""Frames of vLLM's own application; in its place is a small application with the same library."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.wire.messages import BINARY, DecodeRequest, Frame
+from deployments.wire.openai_errors import OpenAIError
+
+pytestmark = pytest.mark.vllm
+
+
+class Engine:
+    """An engine's client, as far as the application needs it."""
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+
+def application(log: list[str], trace: Any) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> Any:
+        trace.outputs.append((1, 2))
+        return {"body": await request.json(), "id": request.headers["x-request-id"], "query": request.url.query}
+
+    @app.post("/stream")
+    async def stream() -> Any:
+        async def events() -> AsyncIterator[str]:
+            try:
+                for number in range(100):
+                    trace.outputs.append((number,))
+                    yield f"event: n\ndata: {number}\n\n"
+                    log.append(f"sent {number}")
+            finally:
+                log.append("closed")
+
+        answer = events()
+        trace.add(answer)
+        return StreamingResponse(answer, media_type="text/event-stream")
+
+    @app.post("/broken")
+    async def broken() -> Any:
+        async def events() -> AsyncIterator[str]:
+            yield "event: n\ndata: 1\n\n"
+            raise RuntimeError("broken")
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    @app.post("/event")
+    async def event() -> Any:
+        async def events() -> AsyncIterator[str]:
+            yield 'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"no tool"}}\n\n'
+            yield "event: n\ndata: 1\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    @app.post("/refused")
+    async def refused() -> Any:
+        error = {"message": "max_tokens is wrong", "type": "BadRequestError", "param": "max_tokens", "code": 422}
+        return JSONResponse({"error": error}, status_code=422)
+
+    @app.post("/bytes")
+    async def binary() -> Any:
+        return Response(bytes(range(256)), media_type=BINARY, headers={"metadata": "m", "x-other": "o"})
+
+    return app
+
+
+@pytest.fixture(name="ask")
+def _ask() -> Callable[..., Any]:
+    from deployments.replicas.generation import RequestTrace
+    from deployments.replicas.native_app import NativeApp
+
+    trace, log = RequestTrace(), list[str]()
+    app = application(log, trace)
+
+    async def build() -> Any:
+        return app
+
+    native = NativeApp(build, Engine())
+
+    def ask(path: str, body: bytes = b"{}", **fields: Any) -> Any:
+        request = DecodeRequest(
+            endpoint="x", body=body, request_id="r-1", id_seed="s", arrived_at_s=0.0, path=path, **fields
+        )
+        return native.frames(request, trace)
+
+    return SimpleNamespace(frames=ask, trace=trace, log=log)  # type: ignore[return-value]
+
+
+async def all_frames(frames: Any) -> list[Frame]:
+    return [frame async for frame in frames]
+
+
+async def test_whole_answer_is_one_frame(ask: Any) -> None:
+    body = json.dumps({"a": 1, "priority": -9, "vllm_xargs": {"kv_transfer_params": {}, "b": 2}}).encode()
+    (frame,) = await all_frames(ask.frames("/echo?x=1", body, response_id="resp_1"))
+    assert json.loads(frame.text) == {
+        "body": {"a": 1, "vllm_xargs": {"b": 2}, "request_id": "resp_1"},
+        "id": "r-1",
+        "query": "x=1",
+    }
+    assert (frame.status, frame.outputs, frame.is_last, frame.error) == (200, ((1, 2),), True, None)
+
+
+async def test_each_event_is_a_frame_with_its_tokens(ask: Any) -> None:
+    frames = await all_frames(ask.frames("/stream"))
+    assert [frame.text for frame in frames[:-1]] == [f"event: n\ndata: {number}\n\n" for number in range(100)]
+    assert [frame.outputs for frame in frames[:3]] == [((0,),), ((1,),), ((2,),)]
+    assert all(frame.is_event and not frame.is_last for frame in frames[:-1])
+    assert (frames[-1].text, frames[-1].is_last) == ("", True)
+
+
+async def test_client_that_leaves_ends_the_request(ask: Any) -> None:
+    frames = ask.frames("/stream")
+    await anext(frames)
+    await frames.aclose()
+    assert ask.log[-1] == "closed"
+    assert len(ask.log) < 10  # it has not run ahead of its reader
+
+
+async def test_cancelled_task_ends_the_request(ask: Any) -> None:
+    got = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in ask.frames("/stream"):
+            got.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(read())
+    await got.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5.0):
+        while "closed" not in ask.log:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [("/broken", 500, "internal error"), ("/event", 500, "no tool"), ("/refused", 422, "max_tokens is wrong")],
+)
+async def test_failure_is_the_last_frame(ask: Any, path: str, status: int, message: str) -> None:
+    frames = await all_frames(ask.frames(path))
+    assert [frame.error is None for frame in frames] == [True] * (len(frames) - 1) + [False]
+    assert frames[-1].status == status
+    assert message in json.loads(frames[-1].text)["error"]["message"]
+
+
+async def test_dead_engine_is_the_cause(ask: Any) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    ask.trace.error = EngineDeadError()
+    for path in ("/broken", "/event", "/refused"):
+        assert (await all_frames(ask.frames(path)))[-1].error == "engine_dead"
+
+
+async def test_bytes_arrive_unchanged(ask: Any) -> None:
+    (frame,) = await all_frames(ask.frames("/bytes"))
+    assert frame.content() == bytes(range(256))
+    assert dict(frame.headers) == {"content-type": BINARY, "metadata": "m"}
+
+
+async def test_route_that_the_engine_lacks_is_named_with_its_tasks(ask: Any) -> None:
+    with pytest.raises(OpenAIError, match=r"POST /v1/embeddings: .* these tasks: generate") as caught:
+        await all_frames(ask.frames("/v1/embeddings"))
+    assert caught.value.status == 404
+
+
+async def test_emulated_engine_says_what_it_answers() -> None:
+    from deployments.replicas.generation import RequestTrace
+    from deployments.replicas.native_app import NativeApp
+
+    async def build() -> Any:
+        return None
+
+    request = DecodeRequest(endpoint="x", body=b"", request_id="r", id_seed="s", arrived_at_s=0.0, path="/tokenize")
+    with pytest.raises(OpenAIError, match="emulated engine answers /v1/chat/completions"):
+        await all_frames(NativeApp(build, Engine()).frames(request, RequestTrace()))
