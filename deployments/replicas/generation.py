@@ -22,9 +22,8 @@ class RequestTrace:
     max_tokens: int | None = None  # output limit that the client set
     beam_search: bool = False
     arrived_s: float | None = None  # arrival at the endpoint, by this process's monotonic clock
-    answers: list[AsyncGenerator[Any, None]] = field(
-        default_factory=list
-    )  # of ``PDGenerate``, which may not have ended
+    # The answers of ``PDGenerate``, but for those that have ended.
+    answers: list[AsyncGenerator[Any, None]] = field(default_factory=list)
     generations: int = 0  # calls of ``PDGenerate``: one for each prompt, or for each step of a beam search
     sent: Sent | None = None  # part of the stream that the client has from a replica that was lost
     # Token ids of each output since the last ``drain``; empty with several streams.
@@ -48,10 +47,14 @@ class RequestTrace:
         The interpreter would close them too, but only when it collects the objects that refer to them.
         """
         for answer in self.answers:
-            with suppress(
-                RuntimeError
-            ):  # a task of its own still reads it: a response that is computed in the background
+            # Some task may still read it: that of a response that is computed in the background.
+            with suppress(RuntimeError):
                 await answer.aclose()
+
+    def add(self, answer: AsyncGenerator[Any, None]) -> None:
+        """Note an answer, and drop those that have ended: a beam search has thousands."""
+        self.answers = [other for other in self.answers if getattr(other, "ag_frame", None) is not None]
+        self.answers.append(answer)
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         """Token ids by output, and the number of output tokens, both since the last call."""
