@@ -14,13 +14,14 @@ from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
 from deployments.endpoint.served_model import ServedModel
 from deployments.serve_seam.http_headers import is_request_id
-from deployments.wire.messages import DONE, DecodeRequest, Frame, PromptRoute, SentFrames
+from deployments.wire.messages import DONE, LOAD_FORMAT, DecodeRequest, Frame, PromptRoute, SentFrames
 from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
 from router.prompt_keys import PromptKeys
 from router.routing import Chosen, Routing
 
+_VLLM_HEADERS = (LOAD_FORMAT,)  # clients' headers that vLLM reads
 _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 
@@ -44,6 +45,11 @@ def named_session(http: Request, header: str) -> str | None:
     return http.headers.get(header) or None
 
 
+def vllm_headers(http: Request) -> tuple[tuple[str, str], ...]:
+    """The headers of a request that vLLM reads."""
+    return tuple((name, value) for name in _VLLM_HEADERS if (value := http.headers.get(name)) is not None)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClientRequest:
     """One request; ``raw``, ``model`` and ``place`` are set once its body has been read."""
@@ -57,6 +63,7 @@ class ClientRequest:
     priority: Priority  # priority that its client has requested
     session: str | None = None  # session that its client has named
     is_explained: bool = False  # whether its answer says where it went
+    http_headers: tuple[tuple[str, str], ...] = ()  # its headers that vLLM reads
     body: Body  # counts the memory that its body takes
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
@@ -81,6 +88,7 @@ class ClientRequest:
             reports_first_token=self.model.gate.has_objective,
             reports_route=self.is_explained or self.pieces is not None,
             routing=routing,
+            http_headers=self.http_headers,
         )
 
 
@@ -98,7 +106,9 @@ async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, 
         first = await anext(frames)
     except StopAsyncIteration:
         raise OpenAIError(500, "the decode replica answered with nothing") from None
-    headers = {HEADER: explanation(request.chosen, request.route)} if request.is_explained else {}
+    headers = dict(first.headers)
+    if request.is_explained:
+        headers[HEADER] = explanation(request.chosen, request.route)
     if first.error is None and first.is_event:
         events = _events(first, frames, request.arrived_s)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -27,14 +27,17 @@ from deployments.endpoint.client_request import (
     named_session,
     request_id,
     requested_priority,
+    vllm_headers,
 )
 from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.gate import Gate, Intake
-from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
+from deployments.endpoint.json_body import check_content_type, json_object, place_of, prompt_tokens
 from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
+from deployments.endpoint.model_card import model_card
 from deployments.endpoint.prompt_pieces import prompt_pieces
 from deployments.endpoint.relay import Relay
 from deployments.endpoint.request_body import Bodies, Body, read_body
+from deployments.endpoint.requested_answer import requested_answer
 from deployments.endpoint.served_model import (
     NO_REPLICA_RETRY_S,
     DecodeGroup,
@@ -160,6 +163,7 @@ class Ingress:
         """Called by Serve when it ends the replica."""
         self._start.leave()
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(self) -> Response:
         """200 if every model has a healthy decode pool, or sleeps."""
@@ -211,6 +215,8 @@ class Ingress:
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
+        if not model:  # a slash after /v1/models
+            return await self.models(request)
         self._intake.key_of(request)
         return JSONResponse(self._model_card(self._named_model(model)))
 
@@ -225,19 +231,25 @@ class Ingress:
         return await self._serve("completions", request)
 
     def _model_card(self, model: ServedModel) -> dict[str, Any]:
-        return {
-            "id": model.model_id,
-            "object": "model",
-            "created": self._created_s,
-            "owned_by": "tandem",
-            "max_model_len": (model.long or model).max_model_len,
-        }
+        return model_card(
+            model.model_id,
+            root=model.source,
+            max_model_len=(model.long or model).max_model_len,
+            created_s=self._created_s,
+        )
 
-    def _named_model(self, name: Any) -> ServedModel:
-        """The model of this name, as a client sent it. Raises OpenAIError: 404, there is no such model."""
-        model = self._models.get(name) if isinstance(name, str) else None
+    def _named_model(self, name: str | None) -> ServedModel:
+        """The model of this name; without a name, the only model.
+
+        Raises OpenAIError: 404, there is no such model; 400, no name was given and there are several models.
+        """
+        names = ", ".join(map(repr, self._models))
+        if not name:
+            if len(self._models) > 1:
+                raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
+            return next(iter(self._models.values()))
+        model = self._models.get(name)
         if model is None:
-            names = ", ".join(map(repr, self._models))
             raise OpenAIError(
                 404,
                 f"the model {name!r} does not exist; this endpoint serves {names}",
@@ -268,6 +280,7 @@ class Ingress:
                 priority=priority,
                 session=named_session(http, self._config.session_header),
                 is_explained=self._config.explains_routing and http.headers.get("x-tandem-explain") == "1",
+                http_headers=vllm_headers(http),
                 body=Body(self._bodies, key, priority),
             )
             response = await self._respond(request, http)
@@ -298,15 +311,11 @@ class Ingress:
         with self._refusals_counted(request.key):
             request.raw = await read_body(http, self._config, request.body)
             fields = json_object(request.raw, request.body.take)
-            if "model" not in fields:
-                raise OpenAIError(400, "model is missing", param="model")
-            request.model = self._named_model(fields["model"])
-            check_types(fields)
+            answer = requested_answer(request.endpoint, fields)
+            request.model = self._named_model(answer.model)
         prompts = prompt_tokens(request.endpoint, fields)
         request.model = request.model.serving_prompt(max(prompts))
-        request.place = place_of(
-            request.endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
-        )
+        request.place = place_of(answer, prompts, request.key, request.priority, request.model.most_prompt_tokens)
         if (piece_tokens := request.model.piece_tokens) is not None:
             request.pieces = prompt_pieces(
                 request.endpoint,

@@ -139,6 +139,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 sent=request.sent,
                 pieces=request.routing.prompt,
                 reports_route=request.reports_route,
+                http_headers=request.http_headers,
             )
             CURRENT_TRACE.set(trace)
             handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions

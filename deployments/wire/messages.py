@@ -14,6 +14,7 @@ from deployments.wire.openai_errors import OpenAIError
 from router.routing import Chosen, Routing
 
 _CREATED = re.compile(r'"created":\d+')  # the time of an answer, which differs in the answer of another replica
+LOAD_FORMAT = "endpoint-load-metrics-format"  # header by which a client asks for the load of the engine
 DONE = "data: [DONE]\n\n"  # the last event of a stream
 _EVENT = "data: "  # beginning of every event of a stream, and of no other answer
 LOST = frozenset({"replica_lost", "engine_dead"})  # failures after which another replica can continue
@@ -114,6 +115,7 @@ class DecodeRequest:
     reports_route: bool = False  # whether the first frame with text says where the prompt was computed
     reports_first_token: bool = False  # whether a frame without text reports the first token of an answer in one piece
     routing: Routing = field(default_factory=Routing)
+    http_headers: tuple[tuple[str, str], ...] = ()  # the client's headers that vLLM reads, names in lower case
 
 
 class Frame(NamedTuple):
@@ -129,6 +131,7 @@ class Frame(NamedTuple):
     status: int = 200  # HTTP status; the response has the first frame's status
     error: str | None = None  # class of the failure, if the frame is one
     route: PromptRoute | None = None  # where the prompt was computed; in one frame, and if the endpoint wants it
+    headers: tuple[tuple[str, str], ...] = ()  # HTTP headers; the response has the first frame's headers
 
     @property
     def is_event(self) -> bool:

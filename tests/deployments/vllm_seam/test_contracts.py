@@ -246,3 +246,12 @@ def test_contract_kv_events_kv_events() -> None:
     assert "[request.cache_salt] if (start_token_idx == 0 and request.cache_salt) else []" in keys
     # One event for each copy of a block, stored and removed, unless a request asks for more.
     assert '"kv_cache_report_mode", "incremental"' in installed_source("vllm/v1/request.py")
+
+
+def test_contract_load_report_load_headers() -> None:
+    source = installed_source("vllm/entrypoints/serve/utils/orca_metrics.py")
+    assert "def metrics_header(metrics_format: str) -> Mapping[str, str] | None:" in source
+    for route in ("chat_completion", "completion"):
+        router = installed_source(f"vllm/entrypoints/openai/{route}/api_router.py")
+        assert 'LABEL = "endpoint-load-metrics-format"' in router
+        assert "headers=metrics_header(metrics_header_format)" in router
