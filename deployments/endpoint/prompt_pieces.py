@@ -50,7 +50,7 @@ def prompt_pieces(
     salt = body.get("cache_salt")
     names = [model, salt if isinstance(salt, str) else ""]
     if (ids := chat_prompt_ids(endpoint, body)) is not None:
-        return None if not isinstance(ids, list) else _token_pieces(ids, piece_tokens, prompt_seed(*names))
+        return _token_pieces(ids, piece_tokens, prompt_seed(*names)) if isinstance(ids, list) else None
     if endpoint == "chat":
         seed = prompt_seed(*names, *(_dumped(body.get(name)) for name in _TEMPLATE))
         text = _beginning(_chat_texts(body))

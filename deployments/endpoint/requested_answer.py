@@ -4,7 +4,7 @@ vLLM's request models convert values: ``n`` may be ``1.0``, ``stream`` may be ``
 that the engine will use, so pydantic converts them here by the same rules.
 """
 
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,14 +22,6 @@ class RequestedAnswer(BaseModel):
     stream: bool | None = None
     n: int | None = None
     max_tokens: int | None = None
-
-    @classmethod
-    def read(cls, body: dict[str, Any]) -> Self:
-        """The fields of a body. Raises OpenAIError: 400, vLLM would refuse the type of a field."""
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise wrong_type(error) from None
 
     @property
     def most_output_tokens(self) -> int | None:
@@ -66,4 +58,7 @@ def requested_answer(endpoint: str, body: dict[str, Any]) -> RequestedAnswer:
 
     Raises OpenAIError: 400, vLLM would refuse the type of a field.
     """
-    return _ANSWERS[endpoint].read(body)
+    try:
+        return _ANSWERS[endpoint].model_validate(body)
+    except ValidationError as error:
+        raise wrong_type(error) from None

@@ -14,7 +14,7 @@ from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, e
 from deployments.vllm_seam.load_report import load_headers
 from deployments.wire.messages import Frame, NotResumableError, failure, full
 from deployments.wire.openai_errors import OpenAIError, field_at_fault, wrong_type
-from deployments.wire.prompt_ids import KEY, PARAMETERS, chat_prompt_ids
+from deployments.wire.prompt_ids import PROMPT_IDS, TRANSFER_PARAMS, chat_prompt_ids
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _MOST_LENGTH_PENALTY = 32.0
 # Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
 # engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
 # With `kv_cache_report_mode` an engine would report blocks as stored that it has already.
-_INTERNAL = (PARAMETERS, "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
-_PROMPT_IDS = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]])
+_INTERNAL = (TRANSFER_PARAMS, "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
+_TOKEN_IDS = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]])
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
@@ -53,7 +53,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies its items to the same place as the fields
         fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
     if (ids := chat_prompt_ids(endpoint, body)) is not None:
-        fields[PARAMETERS] = {KEY: _checked_ids(ids)}
+        fields[TRANSFER_PARAMS] = {PROMPT_IDS: _checked_ids(ids)}
     _check_prompt(endpoint, fields)
     _check_items(endpoint, fields)
     model = _MODELS[endpoint]
@@ -103,9 +103,9 @@ def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
 def _checked_ids(value: Any) -> list[int]:
     """A chat's prompt ids. vLLM does not check them: its engine would fail."""
     try:
-        return _PROMPT_IDS.validate_python(value)
+        return _TOKEN_IDS.validate_python(value)
     except ValidationError as error:
-        raise _field_error(PARAMETERS, f"{PARAMETERS}.{KEY}: {wrong_type(error).message}") from None
+        raise _field_error(TRANSFER_PARAMS, f"{TRANSFER_PARAMS}.{PROMPT_IDS}: {wrong_type(error).message}") from None
 
 
 def _check_items(endpoint: str, fields: dict[str, Any]) -> None:

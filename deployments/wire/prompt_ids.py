@@ -6,11 +6,11 @@ All other keys of ``kv_transfer_params`` belong to the handoff, and no client ma
 
 from typing import Any
 
-PARAMETERS = "kv_transfer_params"
-KEY = "prompt_token_ids"
+TRANSFER_PARAMS = "kv_transfer_params"
+PROMPT_IDS = "prompt_token_ids"
 
 
 def chat_prompt_ids(endpoint: str, body: dict[str, Any]) -> Any:
     """What a chat gives as its prompt's ids, not checked yet; ``None``: the messages are the prompt."""
-    parameters = body.get(PARAMETERS) if endpoint == "chat" else None
-    return (parameters.get(KEY) or None) if isinstance(parameters, dict) else None
+    parameters = body.get(TRANSFER_PARAMS) if endpoint == "chat" else None
+    return (parameters.get(PROMPT_IDS) or None) if isinstance(parameters, dict) else None
