@@ -85,8 +85,9 @@ class EmulatedEngine(LLMEngine):
                 f"the prompt has {len(ids)} tokens, the model's context length is {context_tokens}",
                 parameter="input_tokens",
             )
+        limit = requested_max_tokens(request)  # 0: an echo, for which vLLM computes one token
         sampling = SamplingParams(
-            max_tokens=min(requested_max_tokens(request) or DEFAULT_OUTPUT_TOKENS, context_tokens - len(ids)),
+            max_tokens=min(DEFAULT_OUTPUT_TOKENS if limit is None else limit or 1, context_tokens - len(ids)),
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
         head = {

@@ -16,7 +16,7 @@ from deployments.endpoint.request_body import Body
 from deployments.endpoint.routes import ErrorForm, Route, Work
 from deployments.endpoint.served_model import ServedModel
 from deployments.serve_seam.http_headers import is_request_id
-from deployments.wire.messages import DecodeRequest, Frame, PromptRoute, SentFrames
+from deployments.wire.messages import LOAD_FORMAT, DecodeRequest, Frame, PromptRoute, SentFrames
 from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
@@ -24,7 +24,7 @@ from router.prompt_keys import PromptKeys
 from router.routing import Chosen, Routing
 
 # Headers of clients that vLLM reads. Not its header of a priority: the endpoint's own is ``X-Tandem-Priority``.
-_PASSED_HEADERS = ("endpoint-load-metrics-format", "traceparent", "tracestate")
+_PASSED_HEADERS = (LOAD_FORMAT, "traceparent", "tracestate")
 _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 

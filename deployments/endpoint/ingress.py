@@ -32,13 +32,15 @@ from deployments.endpoint.client_request import (
 from deployments.endpoint.config import CorsConfig, IngressConfig
 from deployments.endpoint.gate import Gate, Intake
 from deployments.endpoint.http_app import app
-from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
+from deployments.endpoint.json_body import check_content_type, json_object, place_of, prompt_tokens
 from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
+from deployments.endpoint.model_card import model_card
 from deployments.endpoint.openai_fields import openai_fields
 from deployments.endpoint.pages import Pages
 from deployments.endpoint.prompt_pieces import prompt_pieces
 from deployments.endpoint.relay import Relay
 from deployments.endpoint.request_body import Bodies, Body, read_body
+from deployments.endpoint.requested_answer import requested_answer
 from deployments.endpoint.response_ids import check_owner, new_response_id, response_not_found
 from deployments.endpoint.routes import CHAT, COMPLETIONS, NATIVE, ErrorForm, Route, Work
 from deployments.endpoint.served_model import (
@@ -153,6 +155,7 @@ class Ingress(Pages):
         """Which web pages may call this endpoint; ``None``: no page of another site."""
         return self._config.cors
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/ping")
     @app.post("/ping")
     @app.get("/health")
@@ -206,6 +209,8 @@ class Ingress(Pages):
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
+        if not model:  # a slash after /v1/models
+            return await self.models(request)
         self._intake.key_of(request)
         return JSONResponse(self._model_card(self._named_model(model)))
 
@@ -229,26 +234,25 @@ class Ingress(Pages):
     del _route
 
     def _model_card(self, model: ServedModel) -> dict[str, Any]:
-        return {
-            "id": model.model_id,
-            "object": "model",
-            "created": self._created_s,
-            "owned_by": "tandem",
-            "max_model_len": (model.long or model).max_model_len,
-        }
+        return model_card(
+            model.model_id,
+            root=model.source,
+            max_model_len=(model.long or model).max_model_len,
+            created_s=self._created_s,
+        )
 
     def _named_model(self, name: Any) -> ServedModel:
-        """The model of this name, as a client sent it; without a name the only model.
+        """The model of this name, as a client sent it; without a name, the only model.
 
-        Raises OpenAIError: 404, there is no such model; 400, there are several, and the client names none.
+        Raises OpenAIError: 404, there is no such model; 400, no name was given and there are several models.
         """
+        names = ", ".join(map(repr, self._models))
         if name is None or name == "":
-            if len(self._models) == 1:
-                return next(iter(self._models.values()))
-            raise OpenAIError(400, f"model is missing: give one of {', '.join(self._models)}", param="model")
+            if len(self._models) > 1:
+                raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
+            return next(iter(self._models.values()))
         model = self._models.get(name) if isinstance(name, str) else None
         if model is None:
-            names = ", ".join(map(repr, self._models))
             raise OpenAIError(
                 404,
                 f"the model {name!r} does not exist; this endpoint serves {names}",
@@ -314,22 +318,17 @@ class Ingress(Pages):
         with self._refusals_counted(request.key):
             request.raw = await read_body(http, self._config, request.body) if request.route.has_body else b""
             fields = json_object(request.raw, request.body.take) if request.route.has_body else dict(http.query_params)
+            endpoint, prompt_fields = openai_fields(request.route, fields)
+            answer = requested_answer(endpoint, prompt_fields, is_checked=not request.route.is_native)
             request.model = self._named_model(fields.get("model"))
-            if request.route.work is Work.ANSWER:
-                check_types(fields)
         await self._find_response(request, http, fields)
-        endpoint, fields = openai_fields(request.route.name, fields)
-        if request.route.work is Work.NONE:
-            endpoint, fields = "completions", {}
-        prompts = prompt_tokens(endpoint, fields)
+        prompts = prompt_tokens(endpoint, prompt_fields)
         request.model = request.model.serving_prompt(max(prompts))
-        request.place = place_of(
-            endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
-        )
+        request.place = place_of(answer, prompts, request.key, request.priority, request.model.most_prompt_tokens)
         if (piece_tokens := request.model.piece_tokens) is not None and request.route.work is Work.ANSWER:
             request.pieces = prompt_pieces(
                 endpoint,
-                fields,
+                prompt_fields,
                 model=request.model.model_id,
                 tokens=request.place.tokens,
                 piece_tokens=piece_tokens,

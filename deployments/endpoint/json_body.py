@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from deployments.endpoint.requested_answer import RequestedAnswer
 from deployments.wire.openai_errors import OpenAIError
+from deployments.wire.prompt_ids import chat_prompt_ids
 from router.admission import QueuedRequest
 from router.admission_config import Priority
 
@@ -41,7 +43,6 @@ _MEDIA = frozenset(
 )
 _BYTES_PER_TOKEN = 4  # usual for English text; the number of tokens is only an estimate
 _MESSAGE_TOKENS = 4  # a message's role and the marks that the template puts around the message
-_MOST_ANSWERS = 10_000  # bound of the estimate; decode refuses a request for more
 
 
 def check_content_type(value: str | None) -> None:
@@ -101,49 +102,34 @@ def _check_shape(raw: bytes) -> int:
     return values * _VALUE_BYTES + texts * _TEXT_BYTES + containers * _CONTAINER_BYTES
 
 
-def check_types(body: dict[str, Any]) -> None:
-    """Raises OpenAIError: 400, ``stream`` or ``n`` has a type that vLLM would convert and the endpoint would not."""
-    for name, kind, kind_name in (("stream", bool, "true or false"), ("n", int, "a whole number")):
-        value = body.get(name)
-        if value is not None and type(value) is not kind:
-            raise OpenAIError(400, f"{name} must be {kind_name} (got {value!r:.100})", param=name)
-
-
 def prompt_tokens(endpoint: str, body: dict[str, Any]) -> list[int]:
     """Tokens of each prompt of a request to ``endpoint`` (``chat`` or ``completions``), estimated if they are text."""
+    if isinstance(ids := chat_prompt_ids(endpoint, body), list):
+        return [len(ids)]
     return [_messages_tokens(body)] if endpoint == "chat" else _prompts_tokens(body.get("prompt"))
 
 
 def place_of(
-    endpoint: str,
-    body: dict[str, Any],
+    answer: RequestedAnswer,
     prompts: Sequence[int],
     key: str | None,
     priority: Priority,
     most_prompt_tokens: int | None,
 ) -> QueuedRequest:
-    """The place in admission of a request to ``endpoint`` (``chat`` or ``completions``); ``key``: name of its API key.
+    """The place in admission of a request; ``key``: name of its API key.
 
     ``prompts``: tokens of each of its prompts. A prompt counts as at most ``most_prompt_tokens``, since decode refuses
     a longer one before it is computed.
     """
     most_tokens = math.inf if most_prompt_tokens is None else most_prompt_tokens
-    most_output_tokens = _count(body.get("max_tokens"))
-    if endpoint == "chat":
-        most_output_tokens = _count(body.get("max_completion_tokens")) or most_output_tokens
     return QueuedRequest(
         tokens=sum(max(1, int(min(tokens, most_tokens))) for tokens in prompts),
-        most_output_tokens=most_output_tokens,
-        is_stream=body.get("stream") is True,
+        most_output_tokens=answer.most_output_tokens,
+        is_stream=answer.stream is True,
         key=key,
         priority=priority,
-        answers=min(_MOST_ANSWERS, len(prompts) * (_count(body.get("n")) or 1)),
+        answers=answer.answers(len(prompts)),
     )
-
-
-def _count(value: Any) -> int | None:
-    """A field's value if it is at least 1; ``None``: it is absent, or decode will refuse it."""
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def _prompts_tokens(prompt: Any) -> list[int]:

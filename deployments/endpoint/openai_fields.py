@@ -8,13 +8,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from deployments.endpoint.routes import Route, Work
+
 Fields = dict[str, Any]
 
 
-def openai_fields(route: str, body: Fields) -> tuple[str, Fields]:
-    """``chat`` or ``completions``, and the fields of that route; ``route``: name of the body's route."""
-    convert = _CONVERSIONS.get(route)
-    return (route, body) if convert is None else convert(body)
+def openai_fields(route: Route, body: Fields) -> tuple[str, Fields]:
+    """``chat`` or ``completions``, and the fields of that route; none if the body's ``route`` needs no engine."""
+    if route.work is Work.NONE:
+        return "completions", {}
+    convert = _CONVERSIONS.get(route.name)
+    return (route.name, body) if convert is None else convert(body)
 
 
 def _responses(body: Fields) -> tuple[str, Fields]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from deployments.wire.prompt_ids import chat_prompt_ids
 from router.prompt_keys import PromptKeys, prompt_seed, text_keys, token_keys
 
 # Characters of a token: usual for English text. A piece has that many for each of its tokens, so that all endpoints cut
@@ -48,6 +49,8 @@ def prompt_pieces(
     """
     salt = body.get("cache_salt")
     names = [model, salt if isinstance(salt, str) else ""]
+    if (ids := chat_prompt_ids(endpoint, body)) is not None:
+        return _token_pieces(ids, piece_tokens, prompt_seed(*names)) if isinstance(ids, list) else None
     if endpoint == "chat":
         seed = prompt_seed(*names, *(_dumped(body.get(name)) for name in _TEMPLATE))
         text = _beginning(_chat_texts(body))

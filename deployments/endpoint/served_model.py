@@ -109,7 +109,7 @@ class ServedModel:
             max_prompt_tokens: the endpoint's own bound of a prompt.
             usual: for very long prompts: the model whose groups compute them while ``groups`` have no replica.
         """
-        self.model_id = config.model.id
+        self.model_id, self.source = config.model.id, config.model.source
         self.groups = tuple(groups)
         self.gate = gate
         self.max_model_len = config.max_model_len  # context that every group has, tokens; ``None``: the model's own

@@ -140,6 +140,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             sent=request.sent,
             pieces=request.routing.prompt,
             reports_route=request.reports_route,
+            http_headers=request.http_headers,
         )
         CURRENT_TRACE.set(trace)
         seed_ids(request.id_seed)

@@ -33,6 +33,7 @@ class RequestTrace:
     has_first: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None  # error that ended the last stream
     pieces: PromptKeys | None = None  # the prompt as the endpoint's router cut it; ``None``: it has not
+    http_headers: tuple[tuple[str, str], ...] = ()  # the client's headers that vLLM reads
     reports_route: bool = False  # whether the endpoint wants to know where the prompt was computed
     route: PromptRoute | None = None  # where the prompt was computed, until the next frame takes it along
 

@@ -2,17 +2,19 @@
 
 import logging
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 from deployments.replicas.generation import RequestTrace
 from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, error_event
+from deployments.vllm_seam.load_report import load_headers
 from deployments.wire.messages import Frame, NotResumableError, failure, full
-from deployments.wire.openai_errors import OpenAIError, field_at_fault
+from deployments.wire.openai_errors import OpenAIError, field_at_fault, wrong_type
+from deployments.wire.prompt_ids import PROMPT_IDS, TRANSFER_PARAMS, chat_prompt_ids
 
 logger = logging.getLogger(__name__)
 
@@ -21,25 +23,12 @@ _MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
     "completions": CompletionRequest,
 }
 
-# OpenAI's fields that would change the answer and that no engine here implements: field -> (harmless value, reason).
-# They are refused unless they are absent, null, or have the harmless value.
-_NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
-    "chat": {
-        "audio": (None, "audio output is not supported"),
-        "modalities": (["text"], "only text output is supported"),
-        "functions": (None, "it is deprecated: use tools"),
-        "function_call": (None, "it is deprecated: use tool_choice"),
-        "web_search_options": (None, "there is no web search here"),
-    },
-    "completions": {"suffix": (None, "text after the completion is not supported"), "best_of": (1, "use n")},
-}
-
 # Most items of a field, since a decode replica does nothing else while it reads them. vLLM itself bounds stop and
 # bad_words.
 _MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
 _MOST_PARTS = 10_000  # most content parts of all messages
 # Most answers of a request (prompts times n): each is a request of its own to the engine. vLLM has the same limit for
-# prompts, but none for answers.
+# prompts, and a far higher one for n.
 _MOST_ANSWERS = 1024
 # Largest length penalty. Beam search divides by the sequence's length to the power of the penalty. With a larger one
 # the result for a long context is beyond a float's range.
@@ -48,7 +37,8 @@ _MOST_LENGTH_PENALTY = 32.0
 # Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
 # engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
 # With `kv_cache_report_mode` an engine would report blocks as stored that it has already.
-_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
+_INTERNAL = (TRANSFER_PARAMS, "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
+_TOKEN_IDS = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]])
 
 # Fields whose items vLLM copies to the same place as the fields themselves.
 _INNER = ("vllm_xargs", "sampling_params", "extra_args")
@@ -57,16 +47,16 @@ _INNER = ("vllm_xargs", "sampling_params", "extra_args")
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
     """vLLM's request for a body.
 
+    Fields that vLLM does not know are ignored, as it does: also those of OpenAI that no engine here implements, such as
+    ``functions`` or ``best_of``.
+
     Raises OpenAIError: 400, a field is wrong, and the error names it. VLLMClientError: fields contradict each other.
     """
     fields = without_internal(body)
-    for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
-        value = fields.pop(name, None)
-        if value is not None and value != harmless:
-            raise _field_error(name, f"{name} cannot be honoured ({value!r} was asked for): {why}")
+    if (ids := chat_prompt_ids(endpoint, body)) is not None:
+        fields[TRANSFER_PARAMS] = {PROMPT_IDS: _checked_ids(ids)}
     _check_prompt(endpoint, fields)
-    _check_max_tokens(fields)
-    _check_counts(endpoint, fields)
+    _check_items(endpoint, fields)
     model = _MODELS[endpoint]
     if ignored := fields.keys() - model.model_fields:
         logger.debug("request %s: ignored fields %s", request_id, sorted(ignored))
@@ -75,10 +65,11 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     try:
         request = model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:
-        raise _from_pydantic(error) from None
+        raise wrong_type(error) from None
     # vLLM's own checks index and iterate the client's values before pydantic has checked their types.
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
+    _check_answers(request)
     _check_beams(request)
     return request
 
@@ -115,14 +106,15 @@ def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
         raise _field_error(name, f"{name} is empty: give at least one {item}")
 
 
-def _check_max_tokens(fields: dict[str, Any]) -> None:
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise _field_error(name, f"{name} must be at least 1, got {value}")
+def _checked_ids(value: Any) -> list[int]:
+    """A chat's prompt ids. vLLM does not check them: its engine would fail."""
+    try:
+        return _TOKEN_IDS.validate_python(value)
+    except ValidationError as error:
+        raise _field_error(TRANSFER_PARAMS, f"{TRANSFER_PARAMS}.{PROMPT_IDS}: {wrong_type(error).message}") from None
 
 
-def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
+def _check_items(endpoint: str, fields: dict[str, Any]) -> None:
     for name, most in _MOST_ITEMS.items():
         value = fields.get(name)
         if isinstance(value, list) and len(value) > most:
@@ -130,12 +122,14 @@ def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
     contents = [message.get("content") for message in fields["messages"]] if endpoint == "chat" else []
     if (parts := sum(len(content) for content in contents if isinstance(content, list))) > _MOST_PARTS:
         raise _field_error("messages", f"the messages have {parts} content parts: give at most {_MOST_PARTS}")
-    prompt = fields.get("prompt") if endpoint == "completions" else None
+
+
+def _check_answers(request: ChatCompletionRequest | CompletionRequest) -> None:
+    prompt = request.prompt if isinstance(request, CompletionRequest) else None
     prompts = 1
     if isinstance(prompt, list) and not isinstance(prompt[0], int):  # a list of token ids is one prompt
         prompts = len(prompt)
-    n = fields.get("n")
-    answers = prompts * n if isinstance(n, int) else prompts
+    answers = prompts * (request.n or 1)
     if answers > _MOST_ANSWERS:
         name = "n" if prompts == 1 else "prompt"
         raise _field_error(name, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}")
@@ -151,19 +145,6 @@ def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
         raise _field_error("logprobs", "a beam search has no logprobs of the prompt: leave out echo or logprobs")
 
 
-def _from_pydantic(error: ValidationError) -> OpenAIError:
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    named_by_vllm = getattr(first.get("ctx", {}).get("error"), "parameter", None)  # if a check of vLLM has failed
-    # pydantic adds type names to the path; the client knows only the field, which comes first.
-    field = path[0] if path else None
-    where = f"{'.'.join(path)}: " if path else ""
-    message = str(first["msg"]).removeprefix("Value error, ")
-    value = first.get("input")
-    got = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
-    return OpenAIError(400, f"{where}{message}{got}", param=named_by_vllm or field)
-
-
 def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Frame:
     """The frame of an event, a whole response, or an error response; ``fields``: names of the fields in the body."""
     if isinstance(chunk, str):
@@ -177,7 +158,9 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
     if error is not None:
         refusal = EngineRefusal(status=int(error.code or 500), message=error.message, parameter=error.param)
         return refusal_frame(refusal, fields)
-    return Frame(chunk.model_dump_json(), *trace.drain(), route=trace.take_route())
+    return Frame(
+        chunk.model_dump_json(), *trace.drain(), route=trace.take_route(), headers=load_headers(trace.http_headers)
+    )
 
 
 def failure_frame(error: Exception, request_id: str, fields: Collection[str]) -> Frame:

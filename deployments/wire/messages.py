@@ -15,6 +15,7 @@ from router.routing import Chosen, Routing
 
 # The time of an answer, which differs in the answer of another replica. vLLM's Responses API calls it ``created_at``.
 _CREATED = re.compile(r'"created(?:_at)?":\d+')
+LOAD_FORMAT = "endpoint-load-metrics-format"  # header by which a client asks for the load of the engine
 DONE = "data: [DONE]\n\n"  # the last event of a stream of OpenAI's completions
 _EVENTS = ("data: ", "event: ")  # beginning of every event of a stream, and of no other answer
 BINARY = "application/octet-stream"  # content type of an answer that is no text

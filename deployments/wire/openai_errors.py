@@ -5,6 +5,8 @@ import re
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 
+from pydantic import ValidationError
+
 _MOST_CHARS = 2000  # longest message, characters: a message may quote a refused value of megabytes
 _COMMON_FIELDS = ("model", "prompt", "stream", "messages")  # also mentioned in messages about other fields
 _PROMPT_PARAMETERS = ("input_text", "input_tokens", "prompt_token_ids")  # vLLM's names of the prompt in its refusals
@@ -37,6 +39,20 @@ class OpenAIError(Exception):
         return json.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
 
 
+def wrong_type(error: ValidationError) -> OpenAIError:
+    """The refusal of a body whose field has a value that pydantic does not accept; the first such field is named.
+
+    The message has pydantic's name of the fault, such as ``greater_than_equal``, since vLLM's messages have it too.
+    """
+    first = error.errors(include_url=False)[0]
+    # pydantic adds names of types to the path, such as ``list[int]``; the client knows only fields and indices.
+    path = [part for part in map(str, first["loc"]) if not set(part) & set("[](){}")]
+    where = f"{'.'.join(path)}: " if path else ""
+    value, message = first.get("input"), str(first["msg"]).removeprefix("Value error, ")
+    got = f", got {value!r:.100}" if path and not isinstance(value, dict) else ""
+    return OpenAIError(400, f"{where}{message} ({first['type']}{got})", param=path[0] if path else None)
+
+
 def field_at_fault(message: str, parameter: str | None, fields: Collection[str]) -> str | None:
     """The field of a client's body that an engine's refusal is about; used only for ``error.param``.
 
@@ -49,6 +65,8 @@ def field_at_fault(message: str, parameter: str | None, fields: Collection[str])
     """
     if parameter in _PROMPT_PARAMETERS:
         return "messages" if "messages" in fields else "prompt"
+    if parameter == "max_tokens" and "max_completion_tokens" in fields:  # vLLM names both by the older one
+        return "max_completion_tokens"
     if parameter is not None and parameter in fields:
         return parameter
     words = " " + re.sub(r"[\W_]+", " ", message) + " "

@@ -99,7 +99,7 @@ class Pools:
             made.append(DecodeGroup(name, caller, replicas=1, capacity=1.0))
         gate: Any = SimpleNamespace(has_objective=False, requests=0)
         config: Any = SimpleNamespace(
-            model=SimpleNamespace(id="m"),
+            model=SimpleNamespace(id="m", source="./models/m"),
             max_model_len=None,
             longest_context_tokens=None,
             router=RouterConfig(),
@@ -114,6 +114,7 @@ class Pools:
         """A request whose body has these fields; it arrived ``ago_s`` ago."""
         from deployments.endpoint.client_request import ClientRequest
         from deployments.endpoint.json_body import place_of, prompt_tokens
+        from deployments.endpoint.requested_answer import requested_answer
         from router.admission_config import Priority
 
         arrived_s = self.clock.monotonic() - ago_s
@@ -129,9 +130,8 @@ class Pools:
             body=held,
         )
         request.raw, request.model = b"{}", self.model
-        request.place = place_of(
-            "completions", body or {}, prompt_tokens("completions", body or {}), None, Priority.NORMAL, None
-        )
+        answer, prompts = requested_answer("completions", body or {}), prompt_tokens("completions", body or {})
+        request.place = place_of(answer, prompts, None, Priority.NORMAL, None)
         return request
 
     def frames(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:

@@ -193,3 +193,56 @@ async def test_a_request_is_explained_if_it_asks_and_the_configuration_allows_it
     assert pools.handles["a"].requests[0].reports_route == (header is not None) == (asks == "1" and is_allowed)
     if header is not None:
         assert json.loads(header)["path"] == "local"
+
+
+@pytest.mark.parametrize("given", [b"", b'"model": null, ', b'"model": "", ', b'"model": "m", '])
+async def test_without_a_name_the_only_model_answers(clock: Clock, given: bytes) -> None:
+    made, pools = endpoint(clock)
+    pools.handles["a"].next = [("a0", [whole()])]
+    response = await serve(made, b"{" + given + b'"prompt": "a"}')
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("given", [b"", b'"model": null, ', b'"model": "", '])
+async def test_without_a_name_several_models_are_listed(clock: Clock, given: bytes) -> None:
+    made, pools = endpoint(clock)
+    made._models = {"m": pools.model, "n": pools.model}
+    response = await serve(made, b"{" + given + b'"prompt": "a"}')
+    error = json.loads(response.body)["error"]
+    assert (response.status_code, error["param"]) == (400, "model")
+    assert "this endpoint serves 'm', 'n'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "code"), [(b'"other"', 404, "model_not_found"), (b"3", 400, None), (b'["m"]', 400, None)]
+)
+async def test_a_name_of_no_model_is_refused(clock: Clock, given: bytes, status: int, code: str | None) -> None:
+    made, _ = endpoint(clock)
+    response = await serve(made, b'{"prompt": "a", "model": ' + given + b"}")
+    error = json.loads(response.body)["error"]
+    assert (response.status_code, error["param"], error["code"]) == (status, "model", code)
+
+
+async def test_the_first_frames_headers_are_the_responses_and_the_clients_reach_decode(clock: Clock) -> None:
+    made, pools = endpoint(clock)
+    for frames in ([whole()], [event(1), done()]):
+        pools.handles["a"].next = [("a0", [frames[0]._replace(headers=(("x-load", "7"),)), *frames[1:]])]
+        headers = {"endpoint_load_metrics_format": "JSON", "x_other": "y"}
+        response = await serve(made, b'{"model": "m", "prompt": "a"}', **headers)
+        assert response.headers["x-load"] == "7"
+        assert pools.handles["a"].requests[-1].http_headers == (("endpoint-load-metrics-format", "JSON"),)
+
+
+async def test_a_list_of_models_and_one_of_them_have_vllms_fields(clock: Clock) -> None:
+    made, _ = endpoint(clock)
+    made._created_s = 7
+    (card,) = json.loads((await made.models(http())).body)["data"]
+    assert (card["id"], card["root"], card["parent"], card["created"]) == ("m", "./models/m", None, 7)
+    assert json.loads((await made.model(http(), "m")).body) == card
+    assert json.loads((await made.model(http(), "")).body) == {"object": "list", "data": [card]}
+
+
+async def test_head_of_the_health_check_answers_as_get_does() -> None:
+    for method in ("HEAD", "GET"):
+        assert (await ask(method, "/health")).status_code == 500  # outside of Serve it finds no replica
+    assert (await ask("POST", "/health")).status_code == 405

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from deployments.endpoint import json_body
-from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
+from deployments.endpoint.json_body import check_content_type, json_object, place_of, prompt_tokens
+from deployments.endpoint.requested_answer import requested_answer
 from deployments.wire.openai_errors import OpenAIError
-from router.admission import Admission, QueuedRequest
-from router.admission_config import AdmissionConfig, Priority
+from router.admission import QueuedRequest
+from router.admission_config import Priority
 
 
 def charged(raw: bytes) -> int:
@@ -186,33 +187,16 @@ TEXT = "four" * 100  # 100 tokens
 
 
 def asked(endpoint: str, most_prompt_tokens: int | None = None, **body: Any) -> QueuedRequest:
-    return place_of(endpoint, body, prompt_tokens(endpoint, body), None, Priority.NORMAL, most_prompt_tokens)
+    answer, prompts = requested_answer(endpoint, body), prompt_tokens(endpoint, body)
+    return place_of(answer, prompts, None, Priority.NORMAL, most_prompt_tokens)
 
 
-@pytest.mark.parametrize(
-    ("body", "most_output_tokens", "answers"),
-    [
-        ({"max_tokens": 5, "n": 3}, 5, 3),
-        ({"max_tokens": 5, "max_completion_tokens": 1}, 5, 1),  # a completion has no such field
-        ({"max_tokens": -(10**400), "n": -(10**400)}, None, 1),
-        ({"max_tokens": 10**400, "n": 10**400}, 10**400, 10_000),
-        ({"max_tokens": "5", "n": "3"}, None, 1),
-        ({"max_tokens": 0, "n": 0}, None, 1),
-        ({}, None, 1),
-    ],
-)
-def test_admission_gets_only_valid_numbers(body: dict[str, Any], most_output_tokens: int | None, answers: int) -> None:
-    place = asked("completions", prompt=TEXT, **body)
-    assert (place.tokens, place.most_output_tokens, place.answers) == (100, most_output_tokens, answers)
-    admission = Admission(AdmissionConfig(ttft_s=1.0), replicas=1, prefill_replicas=1, now_s=0.0)
-    assert admission.arrive(place, 0.0) is None
-    assert admission.passed(0.0) == [place]
-
-
-def test_either_name_limits_the_length_of_a_chats_answer() -> None:
-    assert asked("chat", max_tokens=5).most_output_tokens == 5
-    assert asked("chat", max_tokens=5, max_completion_tokens=7).most_output_tokens == 7
-    assert asked("chat", max_tokens=5, max_completion_tokens=None).most_output_tokens == 5
+def test_a_prompt_of_token_ids_counts_in_place_of_a_chats_messages() -> None:
+    ids = {"kv_transfer_params": {"prompt_token_ids": [1] * 70}}
+    assert asked("chat", messages=[{"content": TEXT}], **ids).tokens == 70
+    assert asked("completions", prompt=TEXT, **ids).tokens == 100
+    for none in ({"prompt_token_ids": []}, {"prompt_token_ids": "x" * 999}, {}, "x", None):
+        assert asked("chat", messages=[{"content": TEXT}], kv_transfer_params=none).tokens == 104
 
 
 @pytest.mark.parametrize(
@@ -261,29 +245,6 @@ def test_only_the_texts_of_a_chat_count(messages: Any, tokens: int) -> None:
 def test_tools_are_in_a_chats_prompt() -> None:
     assert asked("chat", messages=[], tools=[{"name": "four", "description": TEXT}]).tokens == 104
     assert asked("chat", messages=[], chat_template_kwargs={"four": TEXT}).tokens == 101
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"stream": 1}, "stream must be true or false (got 1)"),
-        ({"stream": "true"}, "stream must be true or false (got 'true')"),
-        ({"n": "16384"}, "n must be a whole number (got '16384')"),
-        ({"n": 5000.0}, "n must be a whole number (got 5000.0)"),
-        ({"n": True}, "n must be a whole number (got True)"),
-    ],
-)
-def test_a_value_that_vllm_would_read_as_another_one_is_refused(body: dict[str, Any], said: str) -> None:
-    with pytest.raises(OpenAIError) as refused:
-        check_types(body)
-    assert (refused.value.status, str(refused.value)) == (400, said)
-
-
-@pytest.mark.parametrize(
-    "body", [{}, {"stream": None, "n": None}, {"stream": False, "n": 2}, {"stream": True, "n": -1}]
-)
-def test_a_value_that_means_the_same_to_vllm_passes(body: dict[str, Any]) -> None:
-    check_types(body)
 
 
 def test_no_prompt_counts_for_more_than_the_longest_allowed_one() -> None:

@@ -3,12 +3,26 @@
 import pytest
 
 from deployments.endpoint.json_body import place_of, prompt_tokens
-from deployments.endpoint.openai_fields import openai_fields
+from deployments.endpoint.openai_fields import openai_fields as fields_of_route
 from deployments.endpoint.prompt_pieces import prompt_pieces
+from deployments.endpoint.requested_answer import requested_answer
 from deployments.endpoint.routes import CHAT, COMPLETIONS, NATIVE, Work
+from router.admission import QueuedRequest
 from router.admission_config import Priority
 
 TEXT = "It was the best of times, it was the worst of times. " * 20
+
+
+ROUTES = {route.name: route for route in (CHAT, COMPLETIONS, *NATIVE)}
+
+
+def openai_fields(route: str, body: dict[str, object]) -> tuple[str, dict[str, object]]:
+    return fields_of_route(ROUTES[route], body)
+
+
+def place(endpoint: str, fields: dict[str, object], most_prompt_tokens: int | None = None) -> QueuedRequest:
+    answer = requested_answer(endpoint, fields, is_checked=False)
+    return place_of(answer, prompt_tokens(endpoint, fields), None, Priority.NORMAL, most_prompt_tokens)
 
 
 def pieces(route: str, body: dict[str, object]) -> tuple[int, ...]:
@@ -43,9 +57,8 @@ def test_instructions_and_system_come_first() -> None:
 
 def test_token_ids_count_exactly() -> None:
     endpoint, fields = openai_fields("generate", {"token_ids": [7] * 300, "sampling_params": {"max_tokens": 9, "n": 2}})
-    prompts = prompt_tokens(endpoint, fields)
-    place = place_of(endpoint, fields, prompts, None, Priority.NORMAL, None)
-    assert (prompts, place.tokens, place.most_output_tokens, place.answers) == ([300], 300, 9, 2)
+    found = place(endpoint, fields)
+    assert (found.tokens, found.most_output_tokens, found.answers) == (300, 9, 2)
 
 
 def test_each_conversation_of_a_batch_is_a_prompt() -> None:
@@ -63,8 +76,7 @@ def test_limits_of_each_api_are_read() -> None:
         ("chat_batch", {"messages": [[]], "max_completion_tokens": 5}),
     ):
         endpoint, fields = openai_fields(route, body)
-        place = place_of(endpoint, fields, prompt_tokens(endpoint, fields), None, Priority.NORMAL, None)
-        assert place.most_output_tokens == 5, route
+        assert place(endpoint, fields).most_output_tokens == 5, route
 
 
 @pytest.mark.parametrize("route", [route.name for route in (CHAT, COMPLETIONS, *NATIVE) if route.work is not Work.NONE])
@@ -73,6 +85,5 @@ def test_values_of_any_type_pass(route: str, value: object) -> None:
     names = ("input", "messages", "system", "instructions", "token_ids", "sampling_params", "query", "items", "tools")
     body = dict.fromkeys((*names, "documents", "text_1", "prompt", "max_tokens", "n", "cache_salt"), value)
     endpoint, fields = openai_fields(route, body)
-    prompts = prompt_tokens(endpoint, fields)
-    assert place_of(endpoint, fields, prompts, None, Priority.NORMAL, 100).tokens >= 0
+    assert place(endpoint, fields, 100).tokens >= 0
     prompt_pieces(endpoint, fields, model="m", tokens=0, piece_tokens=16)

@@ -132,3 +132,13 @@ def test_no_body_makes_an_error(body: dict[str, Any]) -> None:
     for endpoint in ("chat", "completions"):
         made = pieces(endpoint, body)
         assert made is None or made.tokens >= 0
+
+
+def test_a_chat_of_token_ids_is_cut_like_a_completion_of_these_ids() -> None:
+    ids = list(range(300, 430))
+    chat = {"messages": [user(TEXT)], "kv_transfer_params": {"prompt_token_ids": ids}}
+    assert pieces("chat", chat) == pieces("completions", {"prompt": ids})
+    assert pieces("chat", {**chat, "kv_transfer_params": {"prompt_token_ids": "abc"}}) is None
+    assert pieces("chat", {**chat, "kv_transfer_params": {"prompt_token_ids": []}}) == pieces(
+        "chat", {"messages": [user(TEXT)]}
+    )

@@ -27,7 +27,6 @@ MESSAGE = {"role": "user", "content": "x"}
         ("chat", {"messages": [MESSAGE], "tools": [{}] * 1001}, "tools"),
         ("chat", {"messages": [MESSAGE], "n": 1025}, "n"),
         ("completions", {"prompt": "x", "n": 16_384}, "n"),
-        ("completions", {"prompt": [[1]] * 1025}, "prompt"),
         ("completions", {"prompt": ["x"] * 32, "n": 33}, "prompt"),
     ],
 )
@@ -90,3 +89,67 @@ def test_logprobs_that_a_beam_search_does_not_have_are_refused() -> None:
     assert (refused.value.status, refused.value.param) == (400, "logprobs")
     for name in ("use_beam_search", "echo", "logprobs"):
         assert parse_request("completions", {key: value for key, value in body.items() if key != name}, "id")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("chat", {"functions": [{"name": "f"}], "function_call": "auto", "web_search_options": {}}),
+        ("chat", {"audio": {"voice": "a"}, "modalities": ["text", "audio"]}),
+        ("completions", {"best_of": 2, "n": 2}),
+    ],
+)
+def test_fields_of_openai_that_vllm_ignores_are_ignored(endpoint: str, fields: dict[str, Any]) -> None:
+    request = parse_request(endpoint, {"model": "m", "messages": [MESSAGE], "prompt": "x", **fields}, "id")
+    assert request.n == fields.get("n", 1)
+    assert not (fields.keys() - {"n"}) & (request.model_extra or {}).keys()
+
+
+@pytest.mark.parametrize("n", [16_384, "16384", 16_384.0])
+def test_answers_are_counted_after_vllm_has_converted_their_number(n: Any) -> None:
+    with pytest.raises(OpenAIError, match="at most 1024"):
+        parse_request("completions", {"prompt": "x", "n": n}, "id")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("seed", -(2**63) - 1, "greater_than_equal"),
+        ("temperature", "hot", "float_parsing"),
+        ("stop", 3, "string_type"),
+        ("cache_salt", "", "string_too_short"),
+    ],
+)
+def test_the_refusal_of_a_value_has_pydantics_name_of_the_fault(field: str, value: Any, fault: str) -> None:
+    with pytest.raises(OpenAIError) as refused:
+        parse_request("completions", {"prompt": "x", field: value}, "id")
+    assert (refused.value.status, refused.value.param) == (400, field)
+    assert f"({fault}, got {value!r:.100})" in refused.value.message
+
+
+HANDOFF = {"do_remote_prefill": True, "remote_engine_id": "x", "remote_block_ids": [1]}
+
+
+def test_a_chat_may_give_its_prompt_as_token_ids_and_no_other_transfer_parameter() -> None:
+    body = {"messages": [MESSAGE], "prompt": "x", "kv_transfer_params": {**HANDOFF, "prompt_token_ids": [301, 302]}}
+    assert parse_request("chat", body, "id").kv_transfer_params == {"prompt_token_ids": [301, 302]}
+    assert parse_request("completions", body, "id").kv_transfer_params is None
+    for without in (HANDOFF, {**HANDOFF, "prompt_token_ids": []}, {"prompt_token_ids": None}, "x", [1]):
+        assert parse_request("chat", {**body, "kv_transfer_params": without}, "id").kv_transfer_params is None
+
+
+@pytest.mark.parametrize("ids", ["abc", [-1], ["301"], [301, True], [1.0], {"a": 1}, 7, [[301]]])
+def test_a_chats_token_ids_that_would_break_the_engine_are_refused(ids: Any) -> None:
+    with pytest.raises(OpenAIError, match=r"kv_transfer_params\.prompt_token_ids: ") as refused:
+        parse_request("chat", {"messages": [MESSAGE], "kv_transfer_params": {"prompt_token_ids": ids}}, "id")
+    assert (refused.value.status, refused.value.param) == (400, "kv_transfer_params")
+
+
+def test_no_reference_to_ids_is_left_in_what_the_engine_gets() -> None:
+    """vLLM's renderer takes the ids out; the engine's parameters then have no entry for the handoff."""
+    from vllm.renderers.online_renderer import _reused_prompt_token_ids
+
+    body = {"messages": [MESSAGE], "kv_transfer_params": {**HANDOFF, "prompt_token_ids": [301]}}
+    request = parse_request("chat", body, "id")
+    assert _reused_prompt_token_ids(request) == [301]
+    assert not (request.to_sampling_params(1, {}).extra_args or {}).get("kv_transfer_params")

@@ -279,3 +279,12 @@ def test_contract_stored_responses_has_response() -> None:
     assert "self.response_store: dict[str, ResponsesResponse] = {}" in serving
     assert "self.response_store.get(response_id)" in serving
     assert "state.openai_serving_responses = (" in installed_source("vllm/entrypoints/generate/api_router.py")
+
+
+def test_contract_load_report_load_headers() -> None:
+    source = installed_source("vllm/entrypoints/serve/utils/orca_metrics.py")
+    assert "def metrics_header(metrics_format: str) -> Mapping[str, str] | None:" in source
+    for route in ("chat_completion", "completion"):
+        router = installed_source(f"vllm/entrypoints/openai/{route}/api_router.py")
+        assert 'LABEL = "endpoint-load-metrics-format"' in router
+        assert "headers=metrics_header(metrics_header_format)" in router

@@ -61,6 +61,8 @@ def test_a_refusal_does_not_send_back_megabytes() -> None:
         ("n must be at least 1, got 0.", None, {"model": "m", "prompt": "x", "n": 0}, "n"),
         ("This model's maximum context length is 4096 tokens", "input_tokens", {"prompt": "x"}, "prompt"),
         ("too long", "input_text", {"messages": []}, "messages"),
+        ("max_tokens must be at least 1", "max_tokens", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("max_tokens must be at least 1", "max_tokens", {"max_tokens": 0}, "max_tokens"),
         ("`tool_choice` without `tools`", "tool_choice", {"tool_choice": "a"}, "tool_choice"),
         (
             "presence_penalty must be in [-2, 2], got 3",

@@ -68,7 +68,7 @@ _prompts = (
     | st.integers(1, 9000).map(lambda count: [300] * count)
     | _junk
 )
-_transfers = hostile("kv_transfer") | _junk
+_transfers = hostile("kv_transfer") | _object(prompt_token_ids=_prompts) | _junk
 # One constraint alone may reach the engine; vLLM refuses several together.
 _one_constraint: list[st.SearchStrategy[Any]] = [
     _object(**{name: hostile(name) | _junk}) for name in ("regex", "grammar", "json", "choice", "structural_tag")
@@ -102,7 +102,7 @@ _SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "stream_options": _some_of("include_usage continuous_usage_stats x"),
     "suffix": _texts,
     "best_of": _numbers,
-    **dict.fromkeys(("model", "audio", "modalities", "functions"), _junk),
+    **dict.fromkeys(("model", "audio", "modalities", "functions", "web_search_options"), _junk),
 }
 
 

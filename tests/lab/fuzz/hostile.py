@@ -13,7 +13,12 @@ _LONG: dict[str, list[Any]] = {
     "path": ["/v1/models/" + "a" * 5000, "/v1/models?x=" + "y" * 9000],
     "method": ["X" * 200],
     "host": ["h" * 300],
-    "post_header": [f"X-Request-Id: {'i' * 5000}\r\n", f"X-Tandem-Priority: {'p' * 5000}\r\n"],
+    "post_header": [
+        f"X-Request-Id: {'i' * 5000}\r\n",
+        f"X-Tandem-Priority: {'p' * 5000}\r\n",
+        f"endpoint-load-metrics-format: {'JSON' * 999}\r\n",
+        "Endpoint-Load-Metrics-Format: JSON\r\n",
+    ],
     "header": [
         f"Cookie: {'a=b; ' * 3000}\r\n",
         f"X-Junk: {'j' * 60_000}\r\n",
