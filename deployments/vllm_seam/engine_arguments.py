@@ -108,17 +108,17 @@ def _check(pool: PoolArguments) -> None:
 
     check_known(pool.kwargs)
     check_nested_names(pool.kwargs)
+    if has_values := pool.model is not None:
+        import_parser_plugins(pool.kwargs)
+    check_parsers(pool.kwargs, has_plugins=has_values)
     server_names = {field.name for field in dataclasses.fields(FrontendArgs)}
     server = FrontendArgs(**{name: value for name, value in pool.kwargs.items() if name in server_names})
     if pool.model is None:
         return
-    import_parser_plugins(pool.kwargs)
     kwargs = parse_nested({name: value for name, value in pool.kwargs.items() if name not in server_names})
     engine = AsyncEngineArgs(model=pool.model, **pool.sizes, **kwargs)
     engine.create_engine_config()
-    args = Namespace(**vars(server), **vars(engine))
-    validate_parsed_serve_args(args)
-    check_parsers(args)
+    validate_parsed_serve_args(Namespace(**{**vars(server), **vars(engine)}))
 
 
 if __name__ == "__main__":

@@ -32,12 +32,15 @@ def parse_nested(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def first_fault(error: ValidationError, path: str = "engine_kwargs") -> str:
-    """The first fault in values of vLLM, with its path below ``path``."""
+def first_fault(error: ValidationError, path: str | None = None) -> str:
+    """The first fault in values of vLLM, with its path below ``path``; ``None``: below the argument of its class."""
     fault = error.errors(include_url=False)[0]
-    # Pydantic adds the types of a union, which are no names.
-    names = takewhile(str.isidentifier, map(str, fault["loc"]))
-    return f"{'.'.join((path, *names))}: {fault['msg'].removeprefix('Value error, ')}"
+    if path is None:
+        later = {getattr(kind, "__name__", ""): name for name, kind in _other_classes().items()}
+        path = f"engine_kwargs.{later[error.title]}" if error.title in later else "engine_kwargs"
+    # Pydantic adds the types of a union, such as "literal['a']", which are no names.
+    names = takewhile(lambda part: isinstance(part, int) or part.isidentifier(), fault["loc"])
+    return f"{'.'.join((path, *map(str, names)))}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def check_nested_names(kwargs: Mapping[str, Any]) -> None:

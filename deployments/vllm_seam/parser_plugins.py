@@ -1,6 +1,5 @@
 """Parsers of tool calls and of reasoning, also from a file of the user."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,22 +14,20 @@ def import_parser_plugins(kwargs: Mapping[str, Any]) -> None:
     Needs: ``ToolParserManager.import_tool_parser`` and ``ReasoningParserManager.import_reasoning_parser``.
     Without it: no replica with such an argument starts, since vLLM does not know the parser's name.
     """
-    outputs = kwargs.get("structured_outputs_config") or {}
-    reasoning = kwargs.get("reasoning_parser_plugin") or outputs.get("reasoning_parser_plugin")
     if plugin := kwargs.get("tool_parser_plugin"):
         from vllm.tool_parsers import ToolParserManager
 
         ToolParserManager.import_tool_parser(plugin)
-    if reasoning:
+    if plugin := _reasoning_plugin(kwargs):
         from vllm.reasoning import ReasoningParserManager
 
-        ReasoningParserManager.import_reasoning_parser(reasoning)
+        ReasoningParserManager.import_reasoning_parser(plugin)
 
 
-def check_parsers(args: Namespace) -> None:
-    """Refuse parsers that vLLM does not have; ``args``: those of its server and engine.
+def check_parsers(kwargs: Mapping[str, Any], *, has_plugins: bool) -> None:
+    """Refuse parsers that vLLM does not have. vLLM's own server refuses them too, and lists all parsers.
 
-    vLLM's own server does so too (``validate_api_server_args``), and lists all parsers.
+    ``has_plugins``: whether plugins are imported here. If not, any name passes beside a plugin.
 
     Needs: ``ToolParserManager.list_registered`` and ``ReasoningParserManager.list_registered``.
     Without it: no configuration passes ``tandem validate``; it names the import that failed.
@@ -40,9 +37,16 @@ def check_parsers(args: Namespace) -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    for argument, name, names in (
-        ("tool_call_parser", args.tool_call_parser, ToolParserManager.list_registered()),
-        ("reasoning_parser", args.structured_outputs_config.reasoning_parser, ReasoningParserManager.list_registered()),
+    for argument, plugin, names in (
+        ("tool_call_parser", kwargs.get("tool_parser_plugin"), ToolParserManager.list_registered()),
+        ("reasoning_parser", _reasoning_plugin(kwargs), ReasoningParserManager.list_registered()),
     ):
-        if name and name not in names:
-            raise ValueError(f"engine_kwargs.{argument}: vLLM has no parser {name!r}{did_you_mean(name, names)}")
+        name = kwargs.get(argument)
+        if name and name not in names and (has_plugins or not plugin):
+            raise ValueError(f"engine_kwargs.{argument}: vLLM has no parser {name!r}{did_you_mean(str(name), names)}")
+
+
+def _reasoning_plugin(kwargs: Mapping[str, Any]) -> str | None:
+    outputs = kwargs.get("structured_outputs_config")
+    nested = outputs.get("reasoning_parser_plugin") if isinstance(outputs, Mapping) else None
+    return kwargs.get("reasoning_parser_plugin") or nested
