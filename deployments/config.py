@@ -107,7 +107,8 @@ class ServiceConfig(StrictConfig):
 
     model: ModelConfig
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
-    """vLLM engine arguments of both roles, by name."""
+    """Arguments of vLLM for both roles, by name and with vLLM's own values. docs/engine_arguments.md says which vLLM
+    gets, and what to write instead of the others."""
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
     """Deployment groups of the model. Replicas of the first group are the standard for the capacity of all others."""
     long_prompts: LongPromptsConfig | None = None

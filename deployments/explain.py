@@ -1,5 +1,8 @@
 """The errors of a configuration as one line of text: each field, its value and the fix (pure)."""
 
+import difflib
+from collections.abc import Iterable
+
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -26,6 +29,12 @@ def explain(error: ValidationError, root: tuple[str | int, ...] = ()) -> str:
         where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in shown) or "args"
         problems.append(f"{where}: {_message(item)}")
     return "; ".join(problems)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the most similar one of ``names``, or an empty text."""
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _message(item: ErrorDetails) -> str:

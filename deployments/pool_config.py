@@ -8,24 +8,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from autoscale.decide.dual_ratio import AttentionFfn
 from autoscale.types import Demand, PoolKey
+from deployments.argument_table import INSTEAD
 from kvtransfer.selectors import values
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Affinity, LinkTier, Role
 
-# Engine arguments that a user may not set: the field that sets each; ``None``: Tandem alone chooses the value.
-_OWNED_ENGINE_KWARGS = {
-    "model": "model.source",
-    "served_model_name": "model.id",
-    "tensor_parallel_size": "the role's tensor_parallel_size",
-    "pipeline_parallel_size": "the role's pipeline_parallel_size",
-    "kv_transfer_config": "kv_transfer",
-    "data_parallel_size": "the role's replicas",
-    "kv_events_config": "router.policy",
-    "worker_extension_cls": None,
-    "distributed_executor_backend": None,
-    "disable_log_stats": None,
-    "enable_request_id_headers": None,
-}
+# vLLM's variable for its own API keys. It would lock the servers in replicas, and leave the endpoint open.
+_KEY_VARIABLE = "VLLM_API_KEY"
 
 # Key of LLMConfig.experimental_configs that carries an EmulatorConfig; LLMConfig has no field for it.
 EMULATOR_KEY = "tandem_emulator"
@@ -38,14 +27,18 @@ def _check_selector(selector: str) -> str:
 
 def _check_engine_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for key in kwargs:
-        if key in _OWNED_ENGINE_KWARGS:
-            field = _OWNED_ENGINE_KWARGS[key]
-            remedy = f"set {field} instead" if field else "Tandem alone chooses its value; leave it out"
-            raise ValueError(f"engine argument {key!r} may not be set here: {remedy}")
+        if key in INSTEAD:
+            raise ValueError(f"engine argument {key!r} may not be set here: {INSTEAD[key]}")
     return kwargs
 
 
-# Arguments of vLLM's engine by name, without those that other fields set.
+def _check_environment(env: dict[str, str]) -> dict[str, str]:
+    if _KEY_VARIABLE in env:
+        raise ValueError(f"{_KEY_VARIABLE} may not be set here: {INSTEAD['api_key']}")
+    return env
+
+
+# Arguments of vLLM by name, without those that would do nothing or harm here.
 EngineKwargs = Annotated[dict[str, Any], AfterValidator(_check_engine_kwargs)]
 # Ray label selector: for each label key the value that a node must have, or an expression.
 Selector = dict[str, Annotated[str, AfterValidator(_check_selector)]]
@@ -113,7 +106,8 @@ class RoleConfig(StrictConfig):
     emulator: EmulatorConfig | None = None
     """Emulated engine, which waits instead of computing. Left out, vLLM runs."""
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
-    """vLLM engine arguments of this role, by name; they override those of the service."""
+    """Arguments of vLLM for this role, by name; they override those of the service. docs/engine_arguments.md says which
+    vLLM gets, and what to write instead of the others."""
     profile: Path | None = None
     """Path of the EngineProfile of this pool's engine, from `tandem profile`. With it, a replica counts in autoscaling
     as what it serves beside a replica of the first group. Left out, it is the profile of an emulated engine."""
@@ -122,7 +116,7 @@ class RoleConfig(StrictConfig):
     it follows from the profiles. Without any profile, all engines count as equally fast."""
     cores_per_worker: int = Field(1, ge=1)
     """Number of CPU cores to which each worker of an engine on CPU is bound: the least claimed cores of its node."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(_check_environment)] = Field(default_factory=dict)
     """Environment variables of the replicas and their engines."""
     graceful_shutdown_timeout_s: float = Field(600.0, gt=0.0)
     """Time, seconds, that a stopping replica has to finish its requests. Serve's own default of 20 s would cut long

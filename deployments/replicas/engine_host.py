@@ -31,6 +31,7 @@ from deployments.serve_seam.replica_process import listen_on_node_address, resto
 from deployments.serve_seam.start_backoff import StartBackoff
 from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.vllm_seam.kv_events import KvEvents
+from deployments.vllm_seam.parser_plugins import import_parser_plugins
 from deployments.vllm_seam.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -133,6 +134,7 @@ class EngineHost:
             loading.model_source = str(folder)
         start_no_download(llm_config)
         report_no_usage()
+        import_parser_plugins(llm_config.engine_kwargs)
         self._request_events(llm_config, router)
         self.pool = PoolKey.parse(context.deployment)
         # An emulated engine reports figures of a GPU too.

@@ -1,17 +1,21 @@
 """A check of engine arguments by vLLM itself, in a separate process, before anything starts."""
 
 import dataclasses
-import difflib
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+
+from deployments.explain import did_you_mean
+from deployments.vllm_seam.nested_arguments import check_nested_names, first_fault, parse_nested
+from deployments.vllm_seam.parser_plugins import check_parsers, import_parser_plugins
 
 _TIMEOUT_S = 120.0  # longest check, seconds: vLLM takes seconds to import, and longer on a busy machine
 _CAUSE_CHARS = 400  # longest refusal of vLLM in a message, characters
@@ -24,8 +28,8 @@ class PoolArguments:
     Attributes:
         where: name of the pool in messages.
         kwargs: the pool's engine arguments.
-        model: folder of the model; values are checked against it and this machine's device. ``None``: only names are
-            checked.
+        model: folder of the model; values are checked against it and this machine's device. ``None``: only names and
+            arguments of vLLM's server are checked.
         sizes: tensor and pipeline parallel sizes.
     """
 
@@ -77,17 +81,8 @@ def check_known(kwargs: Mapping[str, Any]) -> None:
             raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{did_you_mean(key, argument_names)}")
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the most similar one of ``names``, or an empty text."""
-    matches = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
 def _first_refusal(pools: Sequence[PoolArguments]) -> str | None:
     """Check pools in this process; returns as ``engine_complaint``."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     checked: list[PoolArguments] = []
     for pool in pools:
         engine = dataclasses.replace(pool, where="")
@@ -95,18 +90,37 @@ def _first_refusal(pools: Sequence[PoolArguments]) -> str | None:
             continue
         checked.append(engine)
         try:
-            check_known(pool.kwargs)
-            if pool.model is not None:
-                kwargs = {key: value for key, value in pool.kwargs.items() if key in fields}
-                AsyncEngineArgs(model=pool.model, **pool.sizes, **kwargs).create_engine_config()
+            _check(pool)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = "".join(f".{part}" for part in first["loc"][:1])
-            return f"{pool.where}: engine_kwargs{field}: {first['msg'].removeprefix('Value error, ')}"[:_CAUSE_CHARS]
+            return f"{pool.where}: {first_fault(error)}"[:_CAUSE_CHARS]
         except Exception as error:
             return f"{pool.where}: {textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=' ...')}"
     return None
 
 
+def _check(pool: PoolArguments) -> None:
+    """Check the arguments of one pool by vLLM's own rules, as a replica of it will.
+
+    Raises any exception: vLLM refuses one.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+
+    check_known(pool.kwargs)
+    check_nested_names(pool.kwargs)
+    if has_values := pool.model is not None:
+        import_parser_plugins(pool.kwargs)
+    check_parsers(pool.kwargs, has_plugins=has_values)
+    server_names = {field.name for field in dataclasses.fields(FrontendArgs)}
+    server = FrontendArgs(**{name: value for name, value in pool.kwargs.items() if name in server_names})
+    if pool.model is None:
+        return
+    kwargs = parse_nested({name: value for name, value in pool.kwargs.items() if name not in server_names})
+    engine = AsyncEngineArgs(model=pool.model, **pool.sizes, **kwargs)
+    engine.create_engine_config()
+    validate_parsed_serve_args(Namespace(**{**vars(server), **vars(engine)}))
+
+
 if __name__ == "__main__":
+    os.chdir("/")  # replicas start in another folder too, so relative paths are found in neither
     print(json.dumps(_first_refusal([PoolArguments(**pool) for pool in json.load(sys.stdin)])))

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from autoscale.types import PoolKey
 from deployments.config import ServiceConfig
-from deployments.explain import explain
+from deployments.explain import did_you_mean, explain
 from deployments.pool_config import RoleConfig
-from deployments.vllm_seam.engine_arguments import PoolArguments, did_you_mean, engine_complaint
+from deployments.vllm_seam.engine_arguments import PoolArguments, engine_complaint
 from serve_app.checks.yaml_checks import ConfigError, load_serve_yaml, parse_app_config, sole_application
 from serve_app.config import AppConfig
 

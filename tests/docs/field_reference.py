@@ -41,6 +41,8 @@ How to read the tables:
 - `[]` is each entry of a list. `*` is each key of a mapping. `policy(dopd)` is a policy whose `kind` is `dopd`.
 - The unit is the last word of a name: `_s` seconds, `_frac` a share from 0 to 1, `_bytes`, `_tokens`, `_gpus`,
   `_replicas`.
+- `engine_kwargs` takes arguments of vLLM. [engine_arguments.md](engine_arguments.md) lists them, and what to write
+  instead of others.
 - Unknown fields are refused. `tandem validate FILE` checks a file. `tandem schema` prints the same rules for an editor.
 """
 

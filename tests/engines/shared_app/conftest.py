@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +25,12 @@ def app(make_document: Any) -> Iterator[Any]:
     application = document["applications"][0]
     application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
     args = application["args"]
+    args["engine_kwargs"] |= {
+        "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        "tool_parser_plugin": str(Path(__file__).with_name("own_parser.py")),
+        "tool_call_parser": "own_hermes",
+    }
     tiny = {key: args.pop(key) for key in ("model", "engine_kwargs", "groups")}
     for pool in (tiny["groups"][0]["prefill"], tiny["groups"][0]["decode"]):
         pool["max_replicas"] = 1
