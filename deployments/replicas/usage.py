@@ -75,8 +75,9 @@ class UsageReport:
         begun = None if self._begun is None else self._begun.times
         if own is None or begun is None:
             return begun if own is None else replace(own, queued_s=self._arrived_s, scheduled_s=self._scheduled_s(own))
-        # The client got the first token from the replica that began the stream.
-        return replace(begun, last_token_s=own.last_token_s + own.clock_s - begun.clock_s)
+        # The client got the first token from the replica that began the stream. Its wall clock may be ahead.
+        last_token_s = max(begun.last_token_s, own.last_token_s + own.clock_s - begun.clock_s)
+        return replace(begun, last_token_s=last_token_s)
 
     def _scheduled_s(self, own: Times) -> float:
         return own.scheduled_s if self._prefill is None else self._prefill_began_s

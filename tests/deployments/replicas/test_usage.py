@@ -79,6 +79,15 @@ def test_a_continued_answer_ends_with_the_new_last_token_on_the_first_replicas_c
     assert last.metrics.first_token_ts == 5003.5
 
 
+def test_a_first_replica_with_a_clock_ahead_makes_no_negative_time() -> None:
+    assert BEGUN.times is not None
+    now_s = time.monotonic()
+    ahead = replace(BEGUN, times=replace(BEGUN.times, clock_s=BEGUN.times.clock_s + now_s + 60.0))
+    usage = report(ahead)
+    usage.observe(output(metrics=engine_times(now_s, now_s + 1.5)))
+    assert usage.correct(output(finished=True)) == ahead
+
+
 def test_an_answer_of_which_the_client_had_no_token_has_the_figures_of_its_own_engine() -> None:
     usage, now_s = report(None), time.monotonic()
     usage.observe(output(cached_tokens=48, metrics=engine_times(now_s, now_s)))
