@@ -1,7 +1,7 @@
 """Waiting times of one decode replica's requests, as counters for the autoscaler (pure).
 
-vLLM's own TTFT on decode starts with the transfer of the prompt's KV, so it leaves out prefill. Here it starts when the
-request arrives at the endpoint. If long prompts have a longer objective, their TTFT is scaled down
+vLLM's own TTFT counts a stream again on each replica that continues it. Here a request counts once, and its TTFT starts
+when it arrives at the endpoint. If long prompts have a longer objective, their TTFT is scaled down
 (``SloConfig.ttft_share``), so that one objective holds for all requests.
 """
 

@@ -180,7 +180,7 @@ class Relay:
                         has_moved = False
                         (metrics.RESUMED if is_resumed else metrics.RETRIED).inc()
                     if frame.text:
-                        request.sent.add(frame.text, frame.outputs)
+                        request.sent.add(frame.text, frame.outputs, frame.usage)
                     yield frame
             if failure_frame is None:
                 return

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
 from deployments.replicas.pull_watch import Pull
-from deployments.wire.messages import PromptRoute, Sent
+from deployments.replicas.usage import UsageReport
+from deployments.wire.messages import PromptRoute, Sent, Usage
 from router.prompt_keys import PromptKeys
 from router.routing import Chosen
 
@@ -36,6 +38,7 @@ class RequestTrace:
     http_headers: tuple[tuple[str, str], ...] = ()  # the client's headers that vLLM reads
     reports_route: bool = False  # whether the endpoint wants to know where the prompt was computed
     route: PromptRoute | None = None  # where the prompt was computed, until the next frame takes it along
+    usage: Usage | None = None  # what the client is told of the request, until the next frame takes it along
 
     def take_route(self) -> PromptRoute | None:
         """Where the prompt was computed, once."""
@@ -57,6 +60,11 @@ class RequestTrace:
         self.answers = [other for other in self.answers if getattr(other, "ag_frame", None) is not None]
         self.answers.append(answer)
 
+    def take_usage(self) -> Usage | None:
+        """What the client is told of the request, once after each change."""
+        usage, self.usage = self.usage, None
+        return usage
+
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         """Token ids by output, and the number of output tokens, both since the last call."""
         drained = tuple(self.outputs), self.tokens
@@ -70,6 +78,26 @@ class RequestTrace:
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
 
 
+# Arguments of an engine that name other engines and blocks of KV there. With them a caller could read the KV of others.
+_TRANSFER_ARGUMENTS = ("kv_transfer_params", "ec_transfer_params")
+
+
+def with_transfer(sampling: SamplingParams, params: dict[str, Any] | None) -> SamplingParams:
+    """Sampling parameters with these ``kv_transfer_params``, and without any of the caller's.
+
+    They are a copy, since a caller may use its object for several prompts.
+    """
+    arguments = sampling.extra_args or {}
+    if params is None and arguments.keys().isdisjoint(_TRANSFER_ARGUMENTS):
+        return sampling
+    arguments = {name: value for name, value in arguments.items() if name not in _TRANSFER_ARGUMENTS}
+    if params is not None:
+        arguments["kv_transfer_params"] = params
+    changed = copy(sampling)
+    changed.extra_args = arguments or None
+    return changed
+
+
 @dataclass(slots=True)
 class Generation:
     """One prompt on its way through the decode engine."""
@@ -81,6 +109,7 @@ class Generation:
     _: KW_ONLY
     trace: RequestTrace
     is_step: bool  # whether it is a later step of a beam search
+    usage: UsageReport
     kwargs: dict[str, Any]  # vLLM's other arguments of ``generate``
     blocks: PromptKeys | None = None  # keys of the prompt's blocks; ``None``: it has none
     cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, as this replica knows it (``CacheWatch``)

@@ -143,7 +143,13 @@ class _Exchange:
         if text.startswith(_ERROR_EVENTS):
             await self._fail(self._failure(_error_of(text.partition("data: ")[2])))
             return
-        frame = Frame(text, *self._trace.drain(), route=self._trace.take_route(), headers=self._headers)
+        frame = Frame(
+            text,
+            *self._trace.drain(),
+            route=self._trace.take_route(),
+            headers=self._headers,
+            usage=self._trace.take_usage(),
+        )
         self._headers = ()
         await self._put(frame)
 

@@ -150,7 +150,7 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
     if isinstance(chunk, str):
         refusal = error_event(chunk)
         if refusal is None:
-            return Frame(chunk, *trace.drain(), route=trace.take_route())
+            return Frame(chunk, *trace.drain(), route=trace.take_route(), usage=trace.take_usage())
         # The event has only the error's message; the trace has the error itself.
         frame = None if trace.error is None else _replica_failure(trace.error)
         return frame or refusal_frame(refusal, fields)

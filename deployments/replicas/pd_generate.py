@@ -14,11 +14,12 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from autoscale.observe.request_stats import RequestStats, RequestTimer
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_PATH
 from deployments.replicas.cache_watch import CacheWatch, piece_keys
-from deployments.replicas.generation import CURRENT_TRACE, Generation, RequestTrace
+from deployments.replicas.generation import CURRENT_TRACE, Generation, RequestTrace, with_transfer
 from deployments.replicas.remote_prefill import RemotePrefill
 from deployments.replicas.resumption import resumed
+from deployments.replicas.usage import UsageReport
 from deployments.vllm_seam.engine_stats import EngineStatsLogger
-from deployments.vllm_seam.engine_types import EngineDeadError
+from deployments.vllm_seam.engine_types import EngineDeadError, with_arrival
 from deployments.vllm_seam.output_side import FirstTokens
 from deployments.wire.messages import NotResumableError, PrefillRequest, PromptRoute
 from router.config import LengthConfig
@@ -99,14 +100,17 @@ class PDGenerate:
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         if ids is not None and not is_step:
             self._check_context(len(ids), trace.max_tokens)
+        sampling_params = with_transfer(sampling_params, None)
+        arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
+        usage = UsageReport(arrived_s, trace.sent)
         timer = None  # a resumed stream gets none: the lost replica has counted the request
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
         if not is_step and trace.sent is None:
-            arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
             timer = self._requests.begin(arrived_s, len(ids or ()), is_streamed=is_streamed)
+            prompt = with_arrival(prompt, usage.arrived_at_s)
 
         def run(*arguments: Any) -> AsyncGenerator[RequestOutput, None]:
-            return self._run(Generation(*arguments, trace=trace, is_step=is_step, kwargs=kwargs))
+            return self._run(Generation(*arguments, trace=trace, is_step=is_step, usage=usage, kwargs=kwargs))
 
         try:
             if trace.sent is None:
@@ -124,7 +128,9 @@ class PDGenerate:
                     trace.tokens += tokens
                     if timer is not None:
                         _count(timer, output, tokens, is_streamed)
+                    reported = usage.correct(output)
                     if is_one_stream and output.outputs:
+                        trace.usage = reported or trace.usage
                         trace.outputs.append(tuple(output.outputs[0].token_ids))
                     yield output
         except Exception as error:
@@ -160,6 +166,7 @@ class PDGenerate:
                     if any(part.finish_reason == "abort" for part in output.outputs):
                         # Only an engine that shuts down ends like this: a client that leaves cancels this generator.
                         raise EngineDeadError
+                    generation.usage.observe(output)
                     if not generation.has_first:
                         self._count_first(generation, output)
                     if is_one_stream and output.outputs:
@@ -202,10 +209,8 @@ class PDGenerate:
         generation.prefill = result.chosen
         generation.pull = self._remote.pulls.begin(result)
         generation.trace.has_first.set()  # prefill has made the first token
-        generation.sampling.extra_args = {
-            **(generation.sampling.extra_args or {}),
-            "kv_transfer_params": result.kv_transfer_params,
-        }
+        generation.usage.prefilled(result, generation.pull.began_s)
+        generation.sampling = with_transfer(generation.sampling, result.kv_transfer_params)
         return decision.path, decision.reason
 
     def _look_up(self, generation: Generation) -> None:

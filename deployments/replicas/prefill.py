@@ -109,14 +109,14 @@ class PrefillServer(EngineHost, PDPrefillServer):
         """
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
-        params, engine_s, cached_tokens = None, None, None
+        params, engine_s, cached_tokens, created_tokens = None, None, None, None
         blocks = self._named_blocks(request)
         sampling, priority = prefill_sampling(), request.priority
         try:
             async with self._awake():
                 async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
                     params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
-                    cached_tokens = output.num_cached_tokens
+                    cached_tokens, created_tokens = output.num_cached_tokens, output.num_cache_creation_tokens
         except (GracefulHTTPError, VLLMClientError) as error:
             # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
             yield PrefillRefusal(
@@ -134,5 +134,6 @@ class PrefillServer(EngineHost, PDPrefillServer):
             replica_id=self.replica_id,
             computed_s=engine_s,
             cached_tokens=cached_tokens,
+            created_tokens=created_tokens,
             block_tokens=self._cache.block_tokens,
         )

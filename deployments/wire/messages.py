@@ -29,6 +29,26 @@ class NotResumableError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of a request by the monotonic clock of one node, seconds; 0.0: not observed."""
+
+    queued_s: float  # arrival at the endpoint
+    scheduled_s: float  # an engine, of prefill or of decode, began to compute the prompt
+    first_token_s: float
+    last_token_s: float  # the latest token
+    clock_s: float  # wall-clock time at which the node's monotonic clock was zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What an answer tells its client beside its tokens; ``None``: not observed."""
+
+    cached_tokens: int | None = None  # prompt tokens that no engine computed for this request
+    created_tokens: int | None = None  # prompt tokens that an engine computed and added to its prefix cache
+    times: Times | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
     """The part of a stream that its client has."""
 
@@ -36,6 +56,7 @@ class Sent:
     frames: int  # number of frames
     digest: bytes  # hash of all frames' texts together
     created: str  # the field ``created`` of the answer, such as ``"created":1764264000``
+    usage: Usage | None = None  # the latest that a frame reported; ``None``: none has
 
 
 class SentFrames:
@@ -46,22 +67,24 @@ class SentFrames:
         self.frames = 0  # number of frames that the client has
         self._hash = hashlib.blake2b(digest_size=16)
         self._created = ""
+        self._usage: Usage | None = None
 
-    def add(self, text: str, outputs: Sequence[tuple[int, ...]]) -> None:
-        """Record one more frame."""
+    def add(self, text: str, outputs: Sequence[tuple[int, ...]], usage: Usage | None = None) -> None:
+        """Record one more frame; ``usage``: what the frame reports of it."""
         if not self.frames:
             match = _CREATED.search(text)
             self._created = match[0] if match else ""
         self._outputs += outputs
         self.frames += 1
         self._hash.update(text.encode())
+        self._usage = usage or self._usage
 
     def sent(self) -> Sent | None:
         """The record up to now; ``None``: the client has no frame."""
         if not self.frames:
             return None
         outputs, digest = tuple(self._outputs), self._hash.digest()
-        return Sent(outputs=outputs, frames=self.frames, digest=digest, created=self._created)
+        return Sent(outputs=outputs, frames=self.frames, digest=digest, created=self._created, usage=self._usage)
 
 
 class SentAgain:
@@ -138,6 +161,7 @@ class Frame(NamedTuple):
     error: str | None = None  # class of the failure, if the frame is one
     route: PromptRoute | None = None  # where the prompt was computed; in one frame, and if the endpoint wants it
     headers: tuple[tuple[str, str], ...] = ()  # HTTP headers of the response, in its first frame
+    usage: Usage | None = None  # in the frames of the first and of the last output, for another replica that resumes
     ends: bool = False  # whether the answer is complete, as the frame itself does not show it
 
     def content(self) -> str | bytes:
@@ -186,6 +210,7 @@ class PrefillResult:
     replica_id: str
     computed_s: float | None = None  # time in the engine, seconds, without the queue; ``None``: not observed
     cached_tokens: int | None = None  # prompt tokens that its engine had cached; ``None``: not observed
+    created_tokens: int | None = None  # prompt tokens that its engine computed and cached; ``None``: not observed
     block_tokens: int = 1  # block size of its engine
     chosen: Chosen | None = None  # how the caller's router chose the replica, which the caller adds
 

@@ -29,6 +29,8 @@ def make_document(tiny_model: Path) -> Any:
         args["engine_kwargs"] |= {
             "enable_auto_tool_choice": True,
             "tool_call_parser": "hermes",
+            "enable_prompt_tokens_details": True,
+            "enable_per_request_metrics": True,
             "reasoning_parser": "deepseek_v3",  # parses nothing unless a request asks its model to think
         }
         for role, switch in labels.items():

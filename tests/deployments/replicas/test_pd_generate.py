@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,19 @@ class QueueError(Exception):
     """The error of an engine at its limit."""
 
 
+def engine_output(*, finish_reason: str | None = None, cached_tokens: int = 0, metrics: Any = None) -> Any:
+    """An output of vLLM's engine with one token."""
+    return SimpleNamespace(
+        num_cached_tokens=cached_tokens,
+        num_cache_creation_tokens=0,
+        kv_transfer_params=None,
+        ec_transfer_params=None,
+        outputs=[SimpleNamespace(token_ids=[7], finish_reason=finish_reason)],
+        finished=finish_reason is not None,
+        metrics=metrics,
+    )
+
+
 class Client:
     """An engine that answers with one token. ``requests``: the id and the handoff of each."""
 
@@ -58,6 +72,7 @@ class Client:
         self.requests: list[Any] = []
         self.released: list[Any] = []
         self.is_full = False
+        self.output: Callable[[], Any] = engine_output
 
     def check_admission(self, n: int, request_id: str) -> None:
         if self.is_full:
@@ -68,7 +83,7 @@ class Client:
 
     async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
         self.requests.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
-        yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7], finish_reason=None)])
+        yield self.output()
 
 
 @pytest.fixture(name="prefill")
@@ -571,8 +586,7 @@ async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the
 
     async def answer(*_: Any, **__: Any) -> AsyncIterator[Any]:
         await ends.wait()
-        part = SimpleNamespace(token_ids=[7], finish_reason="stop")
-        yield SimpleNamespace(num_cached_tokens=0, outputs=[part], finished=True, metrics=None)
+        yield engine_output(finish_reason="stop")
 
     generate._engine_generate = answer
     CURRENT_TRACE.set(trace)
@@ -642,12 +656,22 @@ async def test_a_resumed_stream_teaches_the_endpoint_nothing_about_its_prompt(cl
     from vllm.sampling_params import SamplingParams
 
     from deployments.replicas.generation import Generation, RequestTrace
+    from deployments.replicas.usage import UsageReport
     from deployments.wire.messages import Sent
 
     sent_before = Sent(outputs=((10,),), frames=1, digest=b"", created="")
     trace = RequestTrace(reports_route=True, sent=sent_before)
     prompt = {"type": "token", "prompt_token_ids": [*LONG, 10]}
-    generation = Generation(prompt, [*LONG, 10], SamplingParams(), "r", trace=trace, is_step=False, kwargs={})
+    generation = Generation(
+        prompt,
+        [*LONG, 10],
+        SamplingParams(),
+        "r",
+        trace=trace,
+        is_step=False,
+        usage=UsageReport(time.monotonic(), sent_before),
+        kwargs={},
+    )
     async for _ in decode(client, None)._run(generation):
         pass
     assert trace.take_route() is None
@@ -684,3 +708,106 @@ async def test_prompts_with_images_adapters_or_other_salts_share_no_cache(client
 
 
 KINDS: list[dict[str, str]] = [{}, {"salt": "blue"}, {"lora": "a"}]
+
+
+async def asked(generate: Any, ids: list[int], sampling: Any = None) -> list[Any]:
+    """The outputs of the answer to a prompt."""
+    from vllm.sampling_params import SamplingParams
+
+    prompt = {"type": "token", "prompt_token_ids": ids}
+    return [output async for output in generate(prompt, sampling or SamplingParams(), "r")]
+
+
+@pytest.mark.parametrize(("pulled_tokens", "cached_tokens", "created_tokens"), [(600, 96, 480), (32, 32, 0)])
+async def test_an_answer_reports_what_prefill_had_cached_unless_decode_computed_the_prompt(
+    client: Client, prefill: Prefill, pulled_tokens: int, cached_tokens: int, created_tokens: int
+) -> None:
+    client.output = partial(engine_output, cached_tokens=pulled_tokens)
+    task = asyncio.create_task(asked(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    prefill.calls[0].set_result(replace(answered(), cached_tokens=96, created_tokens=480))
+    (output,) = await task
+    assert (output.num_cached_tokens, output.num_cache_creation_tokens) == (cached_tokens, created_tokens)
+
+
+async def test_a_local_answer_reports_what_its_own_engine_had_cached(client: Client, prefill: Prefill) -> None:
+    client.output = partial(engine_output, cached_tokens=16)
+    (output,) = await asked(decode(client, prefill), SHORT)
+    assert output.num_cached_tokens == 16
+
+
+async def test_times_of_an_answer_go_from_its_arrival_over_prefill_to_the_first_token(
+    client: Client, prefill: Prefill
+) -> None:
+    from vllm.entrypoints.generate.base.serving import build_per_request_timing_metrics
+    from vllm.v1.metrics.stats import RequestStateStats
+
+    from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+
+    arrived_s = time.monotonic() - 9.0  # waited at the endpoint
+    CURRENT_TRACE.set(RequestTrace(arrived_s=arrived_s))
+    first_s = time.monotonic() + 1.0
+    own = RequestStateStats(
+        queued_ts=first_s - 0.2, scheduled_ts=first_s - 0.1, first_token_ts=first_s, last_token_ts=first_s + 2.0
+    )
+    client.output = partial(engine_output, finish_reason="stop", cached_tokens=600, metrics=own)
+    task = asyncio.create_task(asked(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    answered_s = time.monotonic()
+    prefill.calls[0].set_result(answered(computed_s=3.0))
+    (output,) = await task
+    figures = build_per_request_timing_metrics(output.metrics, 5)
+    # Prefill began 3 s before its answer: 6 s after the arrival.
+    assert figures.queue_time_ms == pytest.approx(1000 * (answered_s - 3.0 - arrived_s), abs=500)
+    assert figures.queue_time_ms + figures.time_to_first_token_ms == pytest.approx(1000 * (first_s - arrived_s))
+    assert figures.generation_time_ms == pytest.approx(2000.0)
+    assert own.scheduled_ts == first_s - 0.1  # the engine's histograms read it
+
+
+async def test_no_output_carries_the_place_of_kv_to_a_client(client: Client) -> None:
+    def with_params() -> Any:
+        output = engine_output()
+        output.kv_transfer_params = output.ec_transfer_params = {"remote_host": "10.0.0.1"}
+        return output
+
+    client.output = with_params
+    (output,) = await asked(decode(client, None), SHORT)
+    assert (output.kv_transfer_params, output.ec_transfer_params) == (None, None)
+
+
+async def test_an_engine_gets_no_transfer_arguments_of_a_caller(client: Client, prefill: Prefill) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    sampling = SamplingParams(extra_args={"kv_transfer_params": {"remote_block_ids": [1]}, "mine": 1})
+    await asked(decode(client, prefill), SHORT, sampling)
+    assert client.requests == [("r", None)]
+    assert sampling.extra_args == {"kv_transfer_params": {"remote_block_ids": [1]}, "mine": 1}
+
+
+async def test_a_second_prompt_with_the_same_parameters_does_not_pull_the_kv_of_the_first(
+    client: Client, prefill: Prefill
+) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    generate, sampling = decode(client, prefill), SamplingParams()
+    task = asyncio.create_task(asked(generate, LONG, sampling))
+    await sent(prefill, 1)
+    prefill.calls[0].set_result(answered())
+    await task
+    await asked(generate, SHORT, sampling)
+    assert client.requests == [("r", {"from": "p"}), ("r", None)]
+
+
+async def test_the_engines_histograms_begin_at_the_endpoint(client: Client) -> None:
+    from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+
+    prompts: list[Any] = []
+
+    async def noting(prompt: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        prompts.append(prompt)
+        yield engine_output()
+
+    client.generate = noting  # type: ignore[method-assign]
+    CURRENT_TRACE.set(RequestTrace(arrived_s=time.monotonic() - 9.0))
+    await asked(decode(client, None), SHORT)
+    assert prompts[0]["arrival_time"] == pytest.approx(time.time() - 9.0, abs=5.0)

@@ -115,7 +115,9 @@ async def test_an_answer_says_what_the_engine_had_and_the_replica_holds_the_prom
 
     class Computing:
         async def generate(self, *_: Any, **__: Any) -> Any:
-            yield SimpleNamespace(kv_transfer_params={"from": "p"}, metrics=None, num_cached_tokens=16)
+            yield SimpleNamespace(
+                kv_transfer_params={"from": "p"}, metrics=None, num_cached_tokens=16, num_cache_creation_tokens=24
+            )
 
         def get_num_queued_tokens(self) -> int:
             return 0
@@ -128,5 +130,5 @@ async def test_an_answer_says_what_the_engine_had_and_the_replica_holds_the_prom
     for prompt, held in ((None, []), (pieces, sorted(pieces.keys))):
         request = PrefillRequest(request_id="r", token_ids=ids, routing=Routing(prompt=prompt))
         (answer,) = [one async for one in server.prefill(request)]
-        assert (answer.cached_tokens, answer.block_tokens) == (16, 8)
+        assert (answer.cached_tokens, answer.created_tokens, answer.block_tokens) == (16, 24, 8)
         assert sorted(server._cache.pieces.take().stored) == held

@@ -174,6 +174,26 @@ def test_contract_engine_types_computed_s() -> None:
     assert "first_token_ts: float" in fields
 
 
+def test_contract_engine_types_times_of() -> None:
+    stats = installed_source("vllm/v1/metrics/stats.py")
+    fields = stats[stats.index("class RequestStateStats") :]
+    for name in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
+        assert f"{name}: float" in fields
+    assert "timestamp = time.monotonic() if timestamp is None" in installed_source("vllm/v1/engine/__init__.py")
+
+
+def test_contract_engine_types_with_times() -> None:
+    serving = installed_source("vllm/entrypoints/generate/base/serving.py")
+    body = serving[serving.index("def build_per_request_timing_metrics(") : serving.index("def build_spec_decoding_")]
+    assert set(re.findall(r"metrics\.(\w+)", body)) == {"queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"}
+    assert "metrics=self.stats" in installed_source("vllm/v1/engine/output_processor.py")
+
+
+def test_contract_engine_types_with_arrival() -> None:
+    assert 'prompt.get("arrival_time"' in installed_source("vllm/v1/engine/input_processor.py")
+    assert "arrival_time: NotRequired[float]" in installed_source("vllm/inputs/engine.py")
+
+
 def test_contract_output_side_output_side() -> None:
     processor = installed_source("vllm/v1/engine/output_processor.py")
     for name in ("class OutputProcessor", "class RequestOutputCollector", "def process_outputs(", "def get_nowait("):

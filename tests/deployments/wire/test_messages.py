@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from deployments.wire.messages import NotResumableError, PrefillRequest, PrefillResult, SentAgain, SentFrames
+from deployments.wire.messages import NotResumableError, PrefillRequest, PrefillResult, SentAgain, SentFrames, Usage
 
 FRAMES = [
     'data: {"id":"r","created":100,"text":""}\n\n',
@@ -65,6 +65,15 @@ def test_after_a_second_loss_the_stream_continues_after_all_sent_frames() -> Non
     assert text is not None
     sent.add(text, [(1,)])
     assert sent.sent() == sent_of(FRAMES[:2]).sent()
+
+
+def test_the_latest_usage_that_a_frame_reported_is_in_the_record() -> None:
+    first, last = Usage(cached_tokens=0), Usage(cached_tokens=0, created_tokens=96)
+    sent, records = SentFrames(), []
+    for frame, usage in zip(FRAMES, (first, last, None), strict=True):
+        sent.add(frame, [], usage)
+        records.append(sent.sent())
+    assert [record.usage for record in records if record is not None] == [first, last, last]
 
 
 def test_prefill_requests_and_results_survive_the_way_between_processes() -> None:

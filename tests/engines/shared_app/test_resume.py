@@ -28,6 +28,7 @@ CHAT: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
+WITH_USAGE = {"stream_options": {"include_usage": True}}
 SCHEMA = {"type": "object", "properties": {"unit": {"enum": ["celsius", "kelvin"]}}, "required": ["unit"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 THINK, THOUGHT = 4, 5  # the tiny model's tokens around its reasoning
@@ -116,7 +117,7 @@ def cut(frames: list[Frame], at: int) -> Any:
     """What the ingress knows after this number of frames."""
     sent = SentFrames()
     for frame in frames[:at]:
-        sent.add(frame.text, frame.outputs)
+        sent.add(frame.text, frame.outputs, frame.usage)
     return sent.sent()
 
 
@@ -159,6 +160,34 @@ def test_a_stream_goes_on_if_no_cache_holds_any_of_it(ask: Any, feature: str) ->
     for at in (1, 9, len(frames) - 2):
         rest = ask(endpoint, {**body, "cache_salt": f"{feature}-{at}"}, cut(frames, at))
         assert read([*frames[:at], *rest]) == read(frames), at
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_stream_goes_on_with_the_cached_tokens_and_times_that_its_client_would_have_got(
+    ask: Any, endpoint: str
+) -> None:
+    body = {**(CHAT if endpoint == "chat" else {**COMPLETION, "prompt": prompt_ids(300, seed=61)}), **WITH_USAGE}
+    frames = whole_of(ask, endpoint, {**body, "cache_salt": f"usage of {endpoint}"})
+    usage, metrics = last_of(frames)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    # After the first frame, after the last token, and after the event with the usage.
+    for at in (1, len(frames) - 2, len(frames) - 1):
+        rest = ask(endpoint, {**body, "cache_salt": f"usage of {endpoint}"}, cut(frames, at))
+        assert rest[-1].text == DONE, (at, rest[-1])
+        if at == 1:
+            again, late = last_of(rest)
+            assert again == usage
+            for name in ("queue_time_ms", "time_to_first_token_ms"):
+                assert late[name] == metrics[name]
+            assert late["generation_time_ms"] > metrics["generation_time_ms"]  # with the time of the cut
+        else:
+            assert [frame.text for frame in rest if frame.text] == [frame.text for frame in frames[at:]]
+
+
+def last_of(frames: list[Frame]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The usage and the times in the last event before the end event."""
+    event = json.loads(frames[-2].text.removeprefix("data: "))
+    return event["usage"], event["metrics"]
 
 
 def test_a_stream_cut_inside_a_character_repeats_and_loses_nothing(ask: Any) -> None:
