@@ -16,6 +16,8 @@ from typing import Any
 
 # The longest part of an error that a report shows, in characters.
 _SHOWN_CHARS = 600
+# The part of a client's output that explains its end, in characters.
+_END_CHARS = 400
 # Every line of ours on the standard output starts with it; clients print there too.
 MARK = "@check "
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -109,7 +111,8 @@ def call(module: str, *arguments: str, timeout_s: float = 240.0) -> str:
     )
     sys.stderr.write(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}\n")
     if done.returncode:
-        raise RuntimeError(f"{module} ended with code {done.returncode}: {(done.stdout + done.stderr)[-_SHOWN_CHARS:]}")
+        end = (done.stdout + done.stderr).strip()[-_END_CHARS:]
+        raise RuntimeError(f"{module} ended with code {done.returncode}: {end}")
     return done.stdout
 
 

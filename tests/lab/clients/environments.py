@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,7 @@ class Client:
     Attributes:
         name: its name in tables and for ``CLIENTS=``.
         packages: packages with their versions; the first one is the client. Empty: vLLM's own, in Tandem's environment.
+        smaller: a build of a dependency without CUDA, with its version; it is left out where pip does not find it.
         limit_s: longest time of all its checks, seconds.
         point: how a user points it at Tandem.
     """
@@ -36,6 +38,7 @@ class Client:
     packages: tuple[str, ...]
     limit_s: float
     point: str
+    smaller: str = ""
 
     @property
     def module(self) -> str:
@@ -51,7 +54,7 @@ class Client:
 def load_clients(path: Path = _PINS) -> tuple[Client, ...]:
     """All clients of the pins file, in its order."""
     return tuple(
-        Client(name=name, packages=tuple(row["packages"]), limit_s=row["limit_s"], point=row["point"])
+        Client(name=name, **{**row, "packages": tuple(row["packages"])})
         for name, row in tomllib.loads(path.read_text()).items()
     )
 
@@ -70,6 +73,9 @@ def prepare(client: Client, cache: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    if client.smaller:
+        with suppress(NotInstalledError):
+            _run([*pip, "--no-deps", client.smaller])
     _run([*pip, *client.packages])
     marker.write_text(content)
     return python
