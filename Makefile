@@ -1,9 +1,12 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clean operators-truth-cpu
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clients clean operators-truth-cpu
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
+URL ?=
+TOKENIZER ?=
+CLIENTS ?=
 TRACES ?= traces
 BASE ?= ../base
 MINUTES ?= 20
@@ -143,6 +146,9 @@ demo-elastic: model ## Replay a compressed day on a cluster that grows and shrin
 
 demo-autoscale: setup ## Replay compressed days through Ray Serve on emulated engines, both pools sized together (about 45 minutes)
 	@$(VENV)/python -m tests.lab.demo.autoscale
+
+clients: model ## Run other people's clients against Tandem, or against URL=http://host:port MODEL=name TOKENIZER=folder; CLIENTS="openai anthropic" selects (about 15 minutes)
+	@$(VENV)/python -m tests.lab.clients.run $(if $(URL),--url $(URL)) $(if $(MODEL),--model $(MODEL)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) --clients "$(CLIENTS)"
 
 # Its tool has an environment of its own. vLLM's CPU build is looked up by the name that its advisories have. What cannot be looked up is
 # a failure (--strict), for instance where pip's index has no advisories.
