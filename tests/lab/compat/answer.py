@@ -23,8 +23,9 @@ _CONNECTION = frozenset({"date", "server", "content-length", "transfer-encoding"
 
 
 class Answer(BaseModel):
-    """An answer as it came; ``seconds``: until its end."""
+    """An answer as it came; ``digest``: of its shape; ``seconds``: until its end."""
 
+    digest: str
     status: int
     headers: dict[str, str] = {}
     text: str = ""
@@ -57,13 +58,14 @@ def send(url: str, shape: Shape, identity: str) -> Answer:
     try:
         connection.request(shape.method, shape.path.replace(ID, identity), body, dict(shape.headers))
         response = connection.getresponse()
-        text = response.read().decode("utf-8", "replace")
+        status, text = response.status, response.read().decode("utf-8", "replace")
+        headers = {name.lower(): value for name, value in response.getheaders() if name.lower() not in _CONNECTION}
     except (OSError, http.client.HTTPException) as error:
-        return Answer(status=HUNG, text=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began_s)
+        status, text, headers = HUNG, f"{type(error).__name__}: {error}", {}
     finally:
         connection.close()
-    headers = {name.lower(): value for name, value in response.getheaders() if name.lower() not in _CONNECTION}
-    return Answer(status=response.status, headers=headers, text=text, seconds=time.monotonic() - began_s)
+    seconds = time.monotonic() - began_s
+    return Answer(digest=shape.digest, status=status, headers=headers, text=text, seconds=seconds)
 
 
 def events(text: str) -> list[tuple[str, Any]]:

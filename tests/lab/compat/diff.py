@@ -43,14 +43,13 @@ def answers_of(kind: str, shapes: Sequence[Shape], url: str | None, reuse: bool,
         kind: ``vllm``, or a key of ``TANDEMS``.
         shapes: what is sent.
         url: of a server that runs; ``None``: start one.
-        reuse: take answers that an earlier run has written, if it had all these shapes.
+        reuse: take answers that earlier runs have written, if they sent all these shapes.
         console: for the progress.
     """
     file = FOLDER / f"{kind}.json"
-    if reuse and file.exists():
-        earlier = _ANSWERS.validate_json(file.read_bytes())
-        if all(shape.name in earlier for shape in shapes):
-            return earlier
+    earlier = _ANSWERS.validate_json(file.read_bytes()) if file.exists() else {}
+    if reuse and all(shape.name in earlier and earlier[shape.name].digest == shape.digest for shape in shapes):
+        return earlier
     console.print(f"{kind}: starting" if url is None else f"{kind}: {url}")
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(kind, total=len(shapes))
@@ -61,7 +60,7 @@ def answers_of(kind: str, shapes: Sequence[Shape], url: str | None, reuse: bool,
                 began_s = time.monotonic()
                 answers = record(started, shapes, lambda: progress.advance(task))
                 console.print(f"{kind}: {len(answers)} answers in {time.monotonic() - began_s:.0f} s")
-    write_file(file, _ANSWERS.dump_json(answers, indent=1).decode(), "reports")
+    write_file(file, _ANSWERS.dump_json(earlier | answers, indent=1).decode(), "reports")
     return answers
 
 

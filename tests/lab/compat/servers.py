@@ -18,17 +18,26 @@ MODEL = ROOT / "models" / "tiny"
 _START_TIMEOUT_S = 300.0
 # Both servers keep responses, or no request could read one.
 _STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-# What both get beside the arguments of configs/cpu_tiny.yaml.
-_ENGINE: dict[str, Any] = {
+# What both get beside the arguments of configs/cpu_tiny.yaml: what vLLM's own tests want of their servers, as far as it
+# can live together.
+ARGUMENTS: dict[str, Any] = {
     "max_model_len": 8192,
     "seed": 0,
     "enable_prompt_tokens_details": True,
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
+    "enable_prompt_embeds": True,
+    "enable_tokenizer_info_endpoint": True,
 }
 # Prompt tokens up to which decode computes a prompt itself, by the kind of server.
 TANDEMS = {"remote": 0, "local": 1_000_000}
 VLLM = "vllm"
+
+
+def given_flags() -> list[str]:
+    """``ARGUMENTS`` as flags of vLLM's command line, such as ``--seed=0``."""
+    flags = ((f"--{name.replace('_', '-')}", value) for name, value in ARGUMENTS.items())
+    return [flag if value is True else f"{flag}={value}" for flag, value in flags]
 
 
 def document(kind: str) -> dict[str, Any]:
@@ -37,7 +46,7 @@ def document(kind: str) -> dict[str, Any]:
     whole["http_options"] = {"host": "127.0.0.1", "port": free_ports(1)[0]}
     args = whole["applications"][0]["args"]
     args["model"]["source"] = str(MODEL)
-    args["engine_kwargs"] |= _ENGINE
+    args["engine_kwargs"] |= ARGUMENTS
     limit = TANDEMS[kind]
     args["router"] = {"length": {"local_max_tokens": limit, "local_cap_tokens": limit}}
     return whole
@@ -61,8 +70,9 @@ def _tandem(kind: str) -> Iterator[str]:
 
 @contextmanager
 def _vllm(log: Path) -> Iterator[str]:
-    port = free_ports(1)[0]
-    arguments = document("remote")["applications"][0]["args"]["engine_kwargs"]
+    whole = document("remote")  # has the arguments of every kind
+    port = whole["http_options"]["port"]
+    arguments = whole["applications"][0]["args"]["engine_kwargs"]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         command = server_command(str(MODEL), "tiny", port, arguments)

@@ -1,5 +1,6 @@
 """One request of the differential test, which both servers get."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ class Shape:
     headers: Mapping[str, str] = field(default_factory=lambda: JSON)
     after: str | None = None
     is_determined: bool = True
+
+    @property
+    def digest(self) -> str:
+        """Short text that changes with what is sent."""
+        sent = (self.path, self.method, self.raw, sorted(self.headers.items()), self.after)
+        return hashlib.sha256(repr(sent).encode()).hexdigest()[:16]
 
 
 def post(name: str, route: str, body: Any, **others: Any) -> Shape:

@@ -15,7 +15,7 @@ def chunk(**choice: Any) -> str:
 
 def test_ids_and_times_are_taken_out_and_equal_ids_stay_equal() -> None:
     text = '{"id": "a-0123456789abcdef", "created": 5, "call": "call_fedcba9876543210", "of": "0123456789abcdef"}'
-    assert normal(Answer(status=200, text=text)).body == {
+    assert normal(Answer(digest="", status=200, text=text)).body == {
         "id": "a-<id 0>",
         "created": "<time>",
         "call": "call_<id 1>",
@@ -25,22 +25,22 @@ def test_ids_and_times_are_taken_out_and_equal_ids_stay_equal() -> None:
 
 def test_plain_numbers_and_words_are_no_ids() -> None:
     text = '"seed 9223372036854775808 and a decade of facade"'
-    assert normal(Answer(status=400, text=text)).body == text.strip('"')
+    assert normal(Answer(digest="", status=400, text=text)).body == text.strip('"')
 
 
 def test_a_stream_that_is_cut_otherwise_has_the_same_normal_form() -> None:
     coarse = chunk(delta={"content": "ab"}) + chunk(delta={"content": "c"}, finish_reason="stop") + "data: [DONE]\n\n"
     fine = "".join(chunk(delta={"content": each}) for each in "ab") + coarse[coarse.index("\n\n") + 2 :]
-    assert normal(Answer(status=200, headers=STREAM, text=coarse)) == normal(
-        Answer(status=200, headers=STREAM, text=fine)
+    assert normal(Answer(digest="", status=200, headers=STREAM, text=coarse)) == normal(
+        Answer(digest="", status=200, headers=STREAM, text=fine)
     )
 
 
 def test_a_stream_without_its_end_has_another_normal_form() -> None:
     whole = chunk(delta={"content": "ab"}) + "data: [DONE]\n\n"
     cut = whole.replace("data: [DONE]\n\n", "")
-    assert normal(Answer(status=200, headers=STREAM, text=whole)) != normal(
-        Answer(status=200, headers=STREAM, text=cut)
+    assert normal(Answer(digest="", status=200, headers=STREAM, text=whole)) != normal(
+        Answer(digest="", status=200, headers=STREAM, text=cut)
     )
 
 
@@ -58,7 +58,7 @@ def test_events_of_another_type_are_not_joined() -> None:
 
 def test_comments_of_a_stream_are_left_out() -> None:
     text = ': keep alive\n\nevent: e\ndata: {"a": 1}\n\n'
-    assert normal(Answer(status=200, headers=STREAM, text=text)).body == [{"a": 1}]
+    assert normal(Answer(digest="", status=200, headers=STREAM, text=text)).body == [{"a": 1}]
     assert events(text)[-1] == ("e", {"a": 1})
 
 
