@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clients clean operators-truth-cpu
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-scheduler bench-sim bench-prefix bench-prefix-live fit-profiles plot-profile sim-vs-real operators-truth bench-operators operators-gap operators-savings reproduce reproduce-operators quality drill fuzz soak demo-autoscale demo-elastic audit clients clean operators-truth-cpu compat-diff compat-vllm-tests
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 URL ?=
@@ -140,6 +140,12 @@ soak: setup ## Cause a fault every 20 seconds under load on emulated engines, fo
 
 fuzz: model ## Send twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
 	@$(VENV)/python -m tests.lab.fuzz.run_all
+
+compat-diff: model ## Send two thousand requests to plain vLLM and to Tandem, compare the answers, write docs/compat_report.md (about 20 minutes); ARGS='--only /v1/messages --reuse'
+	@$(VENV)/python -m tests.lab.compat.diff $(ARGS)
+
+compat-vllm-tests: model ## Run vLLM's own tests of its servers against plain vLLM and Tandem (about 20 minutes); ARGS='--only anthropic --reuse'
+	@$(VENV)/python -m tests.lab.compat.vllm_tests $(ARGS)
 
 demo-elastic: model ## Replay a compressed day on a cluster that grows and shrinks, with a spot notice and a sleeping model (about 12 minutes)
 	@$(VENV)/python -m tests.lab.demo.elastic

@@ -1,0 +1,93 @@
+"""Sends a shape to a server, and records the answer."""
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+from tests.lab.compat.shape import ID, Shape
+
+# Seconds after which a server hangs. The longest answers have 2,000 tokens.
+_TIMEOUT_S = 60.0
+# Status of an answer that did not come.
+HUNG = 0
+# Wait, seconds, between a response that may still run in the background and the next request about it.
+_BACKGROUND_S = 1.0
+# Headers that tell about a connection, and not about the answer.
+_CONNECTION = frozenset({"date", "server", "content-length", "transfer-encoding", "connection", "keep-alive"})
+
+
+class Answer(BaseModel):
+    """An answer as it came; ``digest``: of its shape; ``seconds``: until its end."""
+
+    digest: str
+    status: int
+    headers: dict[str, str] = {}
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def id(self) -> str:
+        """The id of the first object in it that has one, or ``none``."""
+        found = re.search(r'"id": ?"((?:resp_)[^"]+)"', self.text)
+        return "none" if found is None else found[1]
+
+
+def record(url: str, shapes: Iterable[Shape], on_answer: Callable[[], None] = lambda: None) -> dict[str, Answer]:
+    """The answers to all shapes, by their names; one request at a time, so that batches are alike on both servers."""
+    answers: dict[str, Answer] = {}
+    for shape in shapes:
+        identity = "none" if shape.after is None or shape.after not in answers else answers[shape.after].id
+        answers[shape.name] = send(url, shape, identity)
+        on_answer()
+    return answers
+
+
+def send(url: str, shape: Shape, identity: str) -> Answer:
+    """The answer to one shape; ``identity``: replaces the id in its path and body."""
+    if shape.after is not None and shape.method == "GET":
+        time.sleep(_BACKGROUND_S)
+    began_s = time.monotonic()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
+    body = None if shape.raw is None else shape.raw.replace(ID.encode(), identity.encode())
+    try:
+        connection.request(shape.method, shape.path.replace(ID, identity), body, dict(shape.headers))
+        response = connection.getresponse()
+        status, text = response.status, response.read().decode("utf-8", "replace")
+        headers = {name.lower(): value for name, value in response.getheaders() if name.lower() not in _CONNECTION}
+    except (OSError, http.client.HTTPException) as error:
+        status, text, headers = HUNG, f"{type(error).__name__}: {error}", {}
+    finally:
+        connection.close()
+    seconds = time.monotonic() - began_s
+    return Answer(digest=shape.digest, status=status, headers=headers, text=text, seconds=seconds)
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """The server-sent events of a stream: the name and the data of each; data that is no JSON as its text."""
+    found = []
+    for block in re.split(r"\r?\n\r?\n", text.strip()):
+        fields: dict[str, list[str]] = {}
+        for line in block.splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+        found.append(("\n".join(fields.get("event", [])), parsed("\n".join(fields.get("data", [])))))
+    return found
+
+
+def parsed(text: str) -> Any:
+    """The JSON of a text, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def is_stream(headers: Mapping[str, str]) -> bool:
+    """Whether an answer is a stream of events."""
+    return headers.get("content-type", "").startswith("text/event-stream")

@@ -1,0 +1,97 @@
+"""``python -m tests.lab.compat.diff``: two thousand requests to plain vLLM and to Tandem, and how the answers differ.
+
+The servers run one after another, with the same model and arguments. Tandem runs twice: every prompt is computed by a
+prefill engine, then every prompt by the decode engine itself.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.progress import Progress
+
+from serve_app.local.cluster import driver_environment
+from serve_app.output import write_file
+from tests.lab.compat.answer import Answer, record
+from tests.lab.compat.report import Comparison, compared, markdown
+from tests.lab.compat.servers import TANDEMS, VLLM, server
+from tests.lab.compat.shape import Shape
+
+FOLDER = Path("reports/compat")
+_ANSWERS = TypeAdapter(dict[str, Answer])
+
+
+def all_shapes() -> list[Shape]:
+    """Every shape, in the order in which it is sent."""
+    from tests.lab.compat.request_models import request_models
+    from tests.lab.compat.schema_shapes import schema_shapes
+    from tests.lab.compat.written_shapes import written_shapes
+
+    return [*written_shapes(), *(shape for model in request_models() for shape in schema_shapes(model))]
+
+
+def answers_of(kind: str, shapes: Sequence[Shape], url: str | None, reuse: bool, console: Console) -> dict[str, Answer]:
+    """The answers of a server; they are written to ``reports/compat``.
+
+    Args:
+        kind: ``vllm``, or a key of ``TANDEMS``.
+        shapes: what is sent.
+        url: of a server that runs; ``None``: start one.
+        reuse: take answers that earlier runs have written, if they sent all these shapes.
+        console: for the progress.
+    """
+    file = FOLDER / f"{kind}.json"
+    earlier = _ANSWERS.validate_json(file.read_bytes()) if file.exists() else {}
+    if reuse and all(shape.name in earlier and earlier[shape.name].digest == shape.digest for shape in shapes):
+        return earlier
+    console.print(f"{kind}: starting" if url is None else f"{kind}: {url}")
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(kind, total=len(shapes))
+        if url is not None:
+            answers = record(url, shapes, lambda: progress.advance(task))
+        else:
+            with server(kind, FOLDER / "vllm.log") as started:
+                began_s = time.monotonic()
+                answers = record(started, shapes, lambda: progress.advance(task))
+                console.print(f"{kind}: {len(answers)} answers in {time.monotonic() - began_s:.0f} s")
+    write_file(file, _ANSWERS.dump_json(earlier | answers, indent=1).decode(), "reports")
+    return answers
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Send only shapes whose route or name fits this pattern.")] = "*",
+    prompts: Annotated[str, typer.Option(help="remote, local, or both: who computes the prompts in Tandem.")] = "both",
+    reuse: Annotated[bool, typer.Option(help="Take vLLM's answers from an earlier run.")] = False,
+    vllm_url: Annotated[str | None, typer.Option(help="A plain vLLM that runs.")] = None,
+    tandem_url: Annotated[str | None, typer.Option(help="A Tandem that runs; give --prompts too.")] = None,
+    out: Annotated[Path, typer.Option(help="Write the report here.")] = FOLDER / "report.md",
+) -> None:
+    """Send the requests, compare the answers, write the report; fails if a difference has no reason."""
+    driver_environment()  # before anything imports ray
+    console = Console()
+    kinds = [*TANDEMS] if prompts == "both" else [prompts]
+    shapes = [shape for shape in all_shapes() if fnmatch(shape.route, only) or fnmatch(shape.name, only)]
+    console.print(f"{len(shapes)} shapes")
+    vllm = answers_of(VLLM, shapes, vllm_url, reuse, console)
+    results: dict[str, Comparison] = {}
+    for kind in kinds:
+        tandem = answers_of(kind, shapes, tandem_url, False, console)
+        results[kind] = compared(shapes, vllm, tandem)
+    text = markdown(results, is_whole=only == "*")
+    write_file(out, text, "--out")
+    console.print(text.partition("\n## ")[0], markup=False, highlight=False)
+    console.print(f"the whole report: {out}")
+    unexplained = {kind: result.unexplained_rows() for kind, result in results.items()}
+    write_file(FOLDER / "differences.json", json.dumps(unexplained, indent=1), "reports")
+    if any(result.is_failed(is_whole=only == "*") for result in results.values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,132 @@
+"""``python -m tests.lab.compat.vllm_tests``: vLLM's own tests of its servers, on plain vLLM and on Tandem.
+
+The servers run one after another, with the tiny model. What plain vLLM passes, Tandem must pass.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from serve_app.local.cluster import driver_environment
+from serve_app.output import write_file
+from tests.lab.compat.servers import MODEL, TANDEMS, VLLM, given_flags, server
+from tests.lab.compat.vllm_source import FOLDER, fetched_tests
+from tests.lab.stand.fixed_counts import ROOT
+
+REPORTS = ROOT / "reports" / "compat"
+_PLUGIN = Path(__file__).with_name("pytest_plugin")
+# Longest time for all tests against one server, seconds.
+_TIMEOUT_S = 3600.0
+
+Outcomes = Mapping[str, tuple[str, str]]
+
+
+def outcomes_of(kind: str, files: Sequence[str], url: str | None, console: Console) -> Outcomes:
+    """Outcome and reason of each test against a server; ``url``: of one that runs, else it is started."""
+    console.print(f"{kind}: {'starting' if url is None else url}")
+    if url is not None:
+        return _run(kind, files, url)
+    with server(kind, REPORTS / "vllm.log") as started:
+        return _run(kind, files, started)
+
+
+def _run(kind: str, files: Sequence[str], url: str) -> Outcomes:
+    out = REPORTS / f"vllm_tests_{kind}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_PLUGIN),
+        "COMPAT_URL": url,
+        "COMPAT_OUTCOMES": str(out),
+        "COMPAT_GIVEN": " ".join(given_flags()),
+        "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_PLUGINS": "",
+    }
+    options = ["-c", os.devnull, "--rootdir", str(FOLDER), "-p", "standing_server", "-p", "no:cacheprovider"]
+    options += ["-p", "no:schemathesis", "-o", "asyncio_default_fixture_loop_scope=function", "--tb=short", "-q"]
+    options += ["--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    with (REPORTS / f"vllm_tests_{kind}.log").open("w") as log:
+        subprocess.run(command, cwd=FOLDER, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
+    if not out.exists():
+        raise RuntimeError(f"pytest ended without outcomes: read {log.name}")
+    outcomes: Outcomes = json.loads(out.read_text())
+    return outcomes
+
+
+def lost(vllm: Outcomes, tandem: Outcomes) -> dict[str, str]:
+    """Every test that plain vLLM passes and Tandem does not, with the last line of its failure."""
+    found = {}
+    for name, (outcome, _) in vllm.items():
+        other, text = tandem.get(name, ("missing", ""))
+        if outcome == "passed" and other != "passed":
+            found[name] = f"{other}: {text.strip().splitlines()[-1] if text.strip() else ''}"
+    return found
+
+
+def table(outcomes: Mapping[str, Outcomes]) -> str:
+    """Counts by file and server, then the tests that Tandem alone does not pass, then why tests were skipped."""
+    vllm = outcomes[VLLM]
+    kinds = [kind for kind in outcomes if kind != VLLM]
+    lines = [f"| file | tests | vLLM passes | {' | '.join(f'Tandem passes, {kind}' for kind in kinds)} |"]
+    lines.append(f"|---|---:|---:|{'---:|' * len(kinds)}")
+    for file in [*sorted({_file(name) for name in vllm}), ""]:
+        names = [name for name in vllm if file in ("", _file(name))]
+        passed = [sum(each.get(name, ("",))[0] == "passed" for name in names) for each in outcomes.values()]
+        lines.append(f"| {file or '**all**'} | {len(names)} | {' | '.join(map(str, passed))} |")
+    for kind in kinds:
+        found = lost(vllm, outcomes[kind])
+        lines += ["", f"Passed by plain vLLM and not by Tandem, prompts {kind}: {len(found)}", ""]
+        lines += [f"- `{_short(name)}`: {reason[:300]}" for name, reason in found.items()]
+    reasons = Counter(text for outcome, text in vllm.values() if outcome == "skipped")
+    lines += ["", "Skipped on every server:", ""]
+    lines += [f"- {count}: {reason.removeprefix('Skipped: ')}" for reason, count in reasons.most_common()]
+    return "\n".join(lines) + "\n"
+
+
+def _file(name: str) -> str:
+    return _short(name).partition("::")[0]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("tests/entrypoints/")
+
+
+def main(
+    prompts: Annotated[str, typer.Option(help="remote, local, or both: who computes the prompts in Tandem.")] = "both",
+    only: Annotated[str, typer.Option(help="Run only files whose path has this text.")] = "",
+    reuse: Annotated[bool, typer.Option(help="Take plain vLLM's outcomes from an earlier run.")] = False,
+    vllm_url: Annotated[str | None, typer.Option(help="A plain vLLM that runs.")] = None,
+    tandem_url: Annotated[str | None, typer.Option(help="A Tandem that runs; give --prompts too.")] = None,
+    out: Annotated[Path, typer.Option(help="Write the table here.")] = REPORTS / "vllm_tests.md",
+) -> None:
+    """Run vLLM's tests against the servers and print the table; fails if Tandem alone fails one."""
+    driver_environment()  # before anything imports ray
+    console = Console()
+    files = [file for file in fetched_tests(MODEL) if only in file]
+    earlier = REPORTS / f"vllm_tests_{VLLM}.json"
+    is_reused = reuse and earlier.exists()
+    outcomes: dict[str, Outcomes] = {
+        VLLM: json.loads(earlier.read_text()) if is_reused else outcomes_of(VLLM, files, vllm_url, console)
+    }
+    for kind in [*TANDEMS] if prompts == "both" else [prompts]:
+        outcomes[kind] = outcomes_of(kind, files, tandem_url, console)
+    text = table(outcomes)
+    write_file(out, text, "--out")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if any(lost(outcomes[VLLM], each) for kind, each in outcomes.items() if kind != VLLM):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
