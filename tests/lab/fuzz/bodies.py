@@ -102,7 +102,7 @@ _SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "stream_options": _some_of("include_usage continuous_usage_stats x"),
     "suffix": _texts,
     "best_of": _numbers,
-    **dict.fromkeys(("model", "audio", "modalities", "functions", "web_search_options"), _junk),
+    **dict.fromkeys(("model", "audio", "modalities", "functions"), _junk),
 }
 
 
