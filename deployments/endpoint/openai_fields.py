@@ -70,6 +70,15 @@ def _scoring(body: Fields) -> tuple[str, Fields]:
     return "completions", {"prompt": [_text([query, items])], "n": count, "max_tokens": 1}
 
 
+def _invocation(body: Fields) -> tuple[str, Fields]:
+    """vLLM takes the first kind of body whose fields fit."""
+    if "messages" in body:
+        return "chat", body
+    if "prompt" in body:
+        return "completions", body
+    return _generate(body) if "token_ids" in body else _pooled(body)
+
+
 def _pooled(body: Fields) -> tuple[str, Fields]:
     """Texts or token ids of a pooling model's request, under any of the names that vLLM gives them."""
     if "messages" in body:
@@ -86,6 +95,7 @@ _CONVERSIONS: dict[str, Callable[[Fields], tuple[str, Fields]]] = {
     "chat_batch": _batch,
     "generate": _generate,
     "generative_scoring": _scoring,
+    "invocations": _invocation,
     **dict.fromkeys(("embeddings", "embed", "pooling", "classify"), _pooled),
     **dict.fromkeys(("score", "v1_score", "rerank", "v1_rerank", "v2_rerank"), _pooled),
 }

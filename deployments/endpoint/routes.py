@@ -1,6 +1,6 @@
 """The routes of the API: what each one asks of an engine, and the form of its errors (pure).
 
-``docs/api.md`` is made from these tables (``serve_app.cli.api_page``).
+``docs/api.md`` is made from these tables.
 """
 
 from dataclasses import dataclass
@@ -122,6 +122,7 @@ NATIVE = (
         work=Work.NONE,
         what="The same of completions.",
     ),
+    Route(name="invocations", path="/invocations", what="For SageMaker: the body of any other route."),
     Route(name="embeddings", path="/v1/embeddings", work=Work.PROMPT, what="OpenAI embeddings."),
     Route(name="embed", path="/v2/embed", work=Work.PROMPT, what="Cohere embeddings."),
     Route(name="pooling", path="/pooling", work=Work.PROMPT, what="Raw outputs of a pooling model."),
@@ -132,6 +133,19 @@ NATIVE = (
     Route(name="v1_rerank", path="/v1/rerank", work=Work.PROMPT, what="The same."),
     Route(name="v2_rerank", path="/v2/rerank", work=Work.PROMPT, what="The same."),
 )
+
+# Routes that the endpoint answers itself, as method and path.
+OWN = {
+    "GET /v1/models": "All models and their adapters.",
+    "GET /v1/models/{model}": "One model.",
+    "GET /health": "200 if every model has a healthy decode pool, or sleeps; also `HEAD`.",
+    "GET /ping": "The same, for SageMaker; also `POST`.",
+    "GET /load": "Number of requests that wait or are being answered.",
+    "GET /version": "Version of vLLM.",
+    "GET /metrics": "Prometheus metrics, if `ingress.metrics_on_public_port` is set.",
+    "GET /docs": "A page to read and try the API, if `ingress.docs` is set.",
+    "GET /openapi.json": "The API's schema, if `ingress.docs` is set.",
+}
 
 # Routes of vLLM that are not here, with the reason.
 ABSENT = {

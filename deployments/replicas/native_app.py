@@ -49,7 +49,9 @@ class NativeApp:
                 install_seeded_ids()  # in the modules that it has imported too
         scope = _scope(request, self._app)
         await self._check_route(scope)
-        exchange = _Exchange(_body(request), trace, request.request_id)
+        fields = _fields(request)
+        trace.beam_search = fields.get("use_beam_search") is True
+        exchange = _Exchange(_body(request, fields), trace, request.request_id)
         task = asyncio.create_task(exchange.run(self._app, scope))  # with this request's context
         try:
             while (frame := await exchange.frame()) is not None:
@@ -208,14 +210,16 @@ def _scope(request: DecodeRequest, app: Any) -> dict[str, Any]:
     }
 
 
-def _body(request: DecodeRequest) -> bytes:
-    """The client's body without fields that no client may set, and with the id of a response."""
+def _fields(request: DecodeRequest) -> dict[str, Any]:
+    """The client's fields without those that no client may set, and with the id of a response."""
     if not request.body:
-        return b""
+        return {}
     fields = without_internal(json.loads(request.body.decode()))
-    if request.response_id is not None:
-        fields["request_id"] = request.response_id
-    return json.dumps(fields, ensure_ascii=False).encode()
+    return fields if request.response_id is None else {**fields, "request_id": request.response_id}
+
+
+def _body(request: DecodeRequest, fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode() if request.body else b""
 
 
 def _error_of(text: str) -> dict[str, Any]:

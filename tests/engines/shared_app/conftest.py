@@ -1,6 +1,9 @@
 """One application on real engines for this folder: prefill and decode on differently labelled Ray nodes."""
 
+import asyncio
 import copy
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.wire.messages import DecodeRequest, Frame
 from serve_app.local.cluster import NodeSpec
 
 
@@ -45,3 +49,25 @@ def app(make_document: Any) -> Iterator[Any]:
         started = running.processes()
     _, alive = psutil.wait_procs(started, timeout=120)
     assert [process.cmdline() for process in alive] == []
+
+
+@pytest.fixture(name="ask", scope="module")
+def _ask(app: Any) -> Iterator[Any]:
+    """Sends one request to the decode pool without the ingress; ``sent``: what its client has from another replica."""
+    from ray import serve
+
+    loop = asyncio.new_event_loop()
+
+    async def stream(request: DecodeRequest) -> list[Frame]:
+        handle = serve.get_deployment_handle("decode:g0", "tandem").options(method_name="respond", stream=True)
+        return [frame async for frame in handle.remote(request)]
+
+    def ask(endpoint: str, body: dict[str, Any], sent: Any = None, **fields: Any) -> list[Frame]:
+        raw, now_s = json.dumps(body).encode(), time.time()
+        request = DecodeRequest(
+            endpoint=endpoint, body=raw, request_id="r-1", id_seed="s", arrived_at_s=now_s, sent=sent, **fields
+        )
+        return loop.run_until_complete(stream(request))
+
+    yield ask
+    loop.close()

@@ -1,14 +1,11 @@
 """A stream that is cut anywhere goes on from another engine without a difference, or ends with an error."""
 
-import asyncio
 import json
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from deployments.wire.messages import DONE, DecodeRequest, Frame, SentFrames
+from deployments.wire.messages import DONE, Frame, SentFrames
 from tests.engines.endpoint import prompt_ids
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -82,28 +79,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "logprobs": ("completions", {**COMPLETION, "logprobs": 1}, "logprobs"),
     "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "several prompts"),
 }
-
-
-@pytest.fixture(name="ask", scope="module")
-def _ask(app: Any) -> Iterator[Any]:
-    """Sends one request to the decode pool without the ingress; ``sent``: what its client has from another replica."""
-    from ray import serve
-
-    loop = asyncio.new_event_loop()
-
-    async def stream(request: DecodeRequest) -> list[Frame]:
-        handle = serve.get_deployment_handle("decode:g0", "tandem").options(method_name="respond", stream=True)
-        return [frame async for frame in handle.remote(request)]
-
-    def ask(endpoint: str, body: dict[str, Any], sent: Any = None) -> list[Frame]:
-        raw, now_s = json.dumps(body).encode(), time.time()
-        request = DecodeRequest(
-            endpoint=endpoint, body=raw, request_id="r-1", id_seed="s", arrived_at_s=now_s, sent=sent
-        )
-        return loop.run_until_complete(stream(request))
-
-    yield ask
-    loop.close()
 
 
 def whole_of(ask: Any, endpoint: str, body: dict[str, Any]) -> list[Frame]:
