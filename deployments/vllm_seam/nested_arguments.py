@@ -54,24 +54,23 @@ def check_nested_names(kwargs: Mapping[str, Any]) -> None:
     Raises ValueError: a name is unknown; the message has its path and the most similar name.
     """
     for name, kind in {**_annotated_classes(), **_other_classes()}.items():
-        if name in kwargs:
-            _check(kind, kwargs[name], f"engine_kwargs.{name}")
+        value = kwargs.get(name)
+        if name == "speculative_config" and isinstance(value, Mapping):  # here vLLM takes names with dashes too
+            value = {str(key).replace("-", "_"): inner for key, inner in value.items()}
+        _check(kind, value, f"engine_kwargs.{name}")
 
 
 def _check(kind: Any, value: Any, path: str) -> None:
-    if isinstance(kind, Mapping):  # a mapping whose keys are free, with a class for some of them
-        if isinstance(value, Mapping):
-            for name in value.keys() & kind.keys():
-                _check(kind[name], value[name], f"{path}.{name}")
-        return
     if not isinstance(value, Mapping):
         return
+    if isinstance(kind, Mapping):  # the keys are free, and some have a class
+        for name in value.keys() & kind.keys():
+            _check(kind[name], value[name], f"{path}.{name}")
+        return
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    for key, inner in value.items():
-        # vLLM takes dashes too in speculative_config, and names no field with one.
-        name = str(key).replace("-", "_")
+    for name, inner in value.items():
         if name not in fields:
-            raise ValueError(f"{path}: vLLM has no {str(key)!r} there{did_you_mean(name, fields)}")
+            raise ValueError(f"{path}: vLLM has no {name!r} there{did_you_mean(str(name), fields)}")
         if (inner_kind := _config_class(fields[name].type)) is not None:
             _check(inner_kind, inner, f"{path}.{name}")
 

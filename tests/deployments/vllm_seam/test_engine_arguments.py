@@ -64,6 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "engine_kwargs.compilation_config.pass_config: vLLM has no 'fuse_nrm_quant' there; did you mean "
         "'fuse_norm_quant'?",
     ),
+    ({"reasoning_config": {"reasoning-start-str": "<think>"}}, "did you mean 'reasoning_start_str'?"),
     ({"speculative_config": {"num_speculative_token": 2}}, "did you mean 'num_speculative_tokens'?"),
     ({"limit_mm_per_prompt": {"image": {"widht": 2}}}, "engine_kwargs.limit_mm_per_prompt.image: vLLM has no 'widht'"),
     (

