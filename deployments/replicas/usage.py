@@ -23,7 +23,7 @@ class UsageReport:
         self._begun = None if sent is None else sent.usage  # the figures of the replica that began the stream
         self._counts = (None, None) if self._begun is None else (self._begun.cached_tokens, self._begun.created_tokens)
         self._has_counts = self._begun is not None
-        self._is_engines = sent is None  # whether the client gets the engine's own counts
+        self._keeps_counts = sent is None  # whether the engine's own counts are right
         self._prefill: PrefillResult | None = None  # prefill's answer, if prefill computed the prompt
         self._prefill_began_s = 0.0  # monotonic time at which prefill's engine began; 0.0: not observed
         self._metrics: Any = None  # the engine's times of the request, which it updates with each token
@@ -36,7 +36,7 @@ class UsageReport:
 
     def prefilled(self, result: PrefillResult, answered_s: float) -> None:
         """Prefill has computed the prompt; ``answered_s``: monotonic time of its answer."""
-        self._prefill, self._is_engines = result, False
+        self._prefill, self._keeps_counts = result, False
         if result.computed_s is not None:
             self._prefill_began_s = answered_s - result.computed_s
 
@@ -59,7 +59,7 @@ class UsageReport:
         """
         # Both name engines, ports and blocks of KV, which no client may know.
         output.kv_transfer_params = output.ec_transfer_params = None
-        if not self._is_engines:
+        if not self._keeps_counts:
             output.num_cached_tokens, output.num_cache_creation_tokens = self._counts
         if self._is_reported and not output.finished:
             return None
