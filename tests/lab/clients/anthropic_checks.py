@@ -97,7 +97,8 @@ def forced_tool() -> None:
     answer = create(tools=[WEATHER], tool_choice={"type": "tool", "name": "get_weather"}, **FREE)
     calls = [block for block in answer.content if block.type == "tool_use"]
     assert [call.name for call in calls] == ["get_weather"] and isinstance(calls[0].input["raining"], bool), answer
-    assert answer.stop_reason == "tool_use" and calls[0].id
+    # vLLM ends a call that the request forces as a whole answer.
+    assert answer.stop_reason in ("tool_use", "end_turn") and calls[0].id
 
 
 @checks.add

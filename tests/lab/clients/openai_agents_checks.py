@@ -10,9 +10,11 @@ from tests.lab.clients.checks import Checks, Server
 
 checks, server = Checks(), Server.load()
 QUESTION = "What does the licence say of contributions? " * 5
-SHORT = {"max_tokens": 8, "temperature": 0.0}
+# The SDK takes no answer that is cut off, and a random model ends none, so each ends at one of these texts. No call of
+# the tool has them.
+_ENDS = {"stop": [".", "b", "d", "v"], "include_stop_str_in_output": True, "seed": 1}
 # A random model ends its JSON sooner if every allowed token is nearly as likely as another: greedy, it repeats blanks.
-FREE: dict[str, Any] = {"max_tokens": 500, "temperature": 2.0, "extra_body": {"seed": 1}}
+FREE: dict[str, Any] = {"max_tokens": 500, "temperature": 2.0, "extra_body": _ENDS}
 
 
 class Weather(BaseModel):
@@ -31,7 +33,7 @@ def agent(*, is_chat: bool, **more: Any) -> Any:
     other = client()
     set_default_openai_client(other, use_for_tracing=False)
     model = OpenAIChatCompletionsModel(server.model, other) if is_chat else server.model
-    return Agent(**{"name": "clerk", "model": model, "model_settings": ModelSettings(**SHORT), **more})
+    return Agent(**{"name": "clerk", "model": model, "model_settings": ModelSettings(**FREE), **more})
 
 
 def calling_agent(*, is_chat: bool) -> tuple[Any, list[bool]]:
@@ -52,7 +54,7 @@ async def run_agent(*, is_chat: bool) -> None:
     """An answer with instructions, and a second turn on the first one."""
     clerk = agent(is_chat=is_chat, instructions="Be short.")
     first = await Runner.run(clerk, QUESTION)
-    assert first.final_output and first.raw_responses[0].usage.output_tokens == 8
+    assert first.final_output and first.raw_responses[0].usage.output_tokens > 0
     second = await Runner.run(clerk, [*first.to_input_list(), {"role": "user", "content": "And then?"}])
     assert second.final_output
 
@@ -75,7 +77,7 @@ async def run_tools(*, is_chat: bool) -> None:
 
 async def parse_output(*, is_chat: bool) -> None:
     """An output of a class."""
-    clerk = agent(is_chat=is_chat, output_type=Weather, model_settings=ModelSettings(**FREE))
+    clerk = agent(is_chat=is_chat, output_type=Weather)
     assert isinstance((await Runner.run(clerk, QUESTION)).final_output, Weather)
 
 
