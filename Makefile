@@ -51,8 +51,8 @@ test-thorough: setup ## Run the pure tests with up to forty times as many exampl
 format: setup ## Format the code
 	@$(VENV)/ruff check --fix . ; $(VENV)/ruff format .
 
-docs: setup ## Write docs/configuration.md, docs/engine_arguments.md and docs/seams.md from the code
-	@$(VENV)/python -m tests.docs.field_reference && $(VENV)/python -m tests.docs.argument_reference && $(VENV)/python -m tests.seams
+docs: setup ## Write docs/api.md, docs/configuration.md, docs/engine_arguments.md and docs/seams.md from the code
+	@$(VENV)/python -m tests.docs.api_reference && $(VENV)/python -m tests.docs.field_reference && $(VENV)/python -m tests.docs.argument_reference && $(VENV)/python -m tests.seams
 
 bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 25 minutes)
 	@$(VENV)/python -m tests.lab.bench.peers

@@ -82,6 +82,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             cache=self._watch_cache(router),
             piece_tokens=router.prefix.piece_tokens if router.follows_prefixes else None,
             max_prompt_tokens=max_prompt_tokens,
+            awake=self._awake,
         )
         self._native = NativeApp(partial(native_app, self), client)
         install_seeded_ids()

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class PDGenerate:
         cache: CacheWatch,
         piece_tokens: int | None = None,
         max_prompt_tokens: int | None = None,
+        awake: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """Set up before ``client.generate`` is replaced.
 
@@ -63,6 +64,7 @@ class PDGenerate:
             cache: what this engine has cached.
             piece_tokens: tokens in a piece of a prompt, by which prefill replicas are chosen; ``None``: by load alone.
             max_prompt_tokens: longest prompt that this endpoint takes; ``None``: the model's context is the limit.
+            awake: context in which the engine does not sleep; a response in the background outlives its request.
         """
         self._client = client
         self._engine_generate = client.generate
@@ -75,6 +77,7 @@ class PDGenerate:
         self._length = length
         self._max_model_len = client.model_config.max_model_len
         self._max_prompt_tokens = max_prompt_tokens
+        self._awake = awake
         self._cache = cache
         self._piece_tokens = piece_tokens
         self.local_prefill_tokens = 0  # prompt tokens that this engine has yet to compute
@@ -122,7 +125,7 @@ class PDGenerate:
                     )
                 answer = resumed(self._client, run, prompt, sampling_params, request_id, trace.sent)
             is_one_stream = sampling_params.n == 1 and not trace.beam_search
-            async with aclosing(answer) as outputs:
+            async with self._awake(), aclosing(answer) as outputs:
                 async for output in outputs:
                     tokens = sum(len(part.token_ids) for part in output.outputs)
                     trace.tokens += tokens

@@ -29,6 +29,7 @@ async def native_app(server: Any) -> Any:
     Needs: ``build_asgi_app`` of Ray's ``VLLMEngine``.
     Without it: a decode replica answers 404 on all routes but chat and completions.
     """
+    os.environ.pop("VLLM_API_KEY", None)  # the endpoint asks for keys; vLLM's application would refuse its requests
     build = getattr(server.engine, "build_asgi_app", None)
     return None if build is None else await build()
 

@@ -34,8 +34,9 @@ refusals are vLLM's. Below that code each prompt takes Tandem's path: the length
 
 ### Stored responses
 
-vLLM stores a response in the memory of the replica that made it, if `model.stores_responses` is set. Without it, as
-with vLLM's own default, `store` is ignored and `background` is refused. `GET /v1/responses/{id}`, its `cancel` and
+vLLM stores a response in the memory of the replica that made it, if the decode role has
+`env: {VLLM_ENABLE_RESPONSES_API_STORE: "1"}`. Without it, as with vLLM's own default, `store` is ignored and
+`background` is refused. `GET /v1/responses/{id}`, its `cancel` and
 `previous_response_id` go to the replica that has the response. If that replica has ended, the response is gone (404). A
 response belongs to the API key that created it; for other keys it is not there. vLLM never removes stored responses, so
 a replica's memory grows.
@@ -76,31 +77,37 @@ def page() -> str:
     rows = [f"| `{route.method} {route.path}` | {route.what} | {_WORK[route.work]} |\n" for route in routes]
     rows += [f"| `{place}` | {what} | none |\n" for place, what in OWN.items()]
     names = parameters()
-    bodies = [(route, names[route.path]) for route in routes if route.has_body]
+    bodies = [(route, names[route.path]) for route in routes if route.path in names]
     parameter_rows = [f"| `{route.path}` | {', '.join(map(_marked, found))} |\n" for route, found in bodies]
     absent = [f"| `{path}` | {why[0].upper()}{why[1:]}. |\n" for path, why in ABSENT.items()]
     return f"{HEADER}{''.join(rows)}{_PARAMETERS}{''.join(parameter_rows)}{_ABSENT}{''.join(absent)}"
 
 
 def parameters() -> dict[str, list[str]]:
-    """Names of the body's fields by path, from the request models of vLLM's application."""
+    """Names of the body's fields by path, from vLLM's request models."""
     from fastapi.routing import APIRoute
+    from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
 
-    found: dict[str, list[str]] = {}
-    for route in _vllm_app().routes:
+    found = {"/generative_scoring": sorted(_fields(GenerativeScoringRequest))}
+    for route in _vllm_routes():
         if isinstance(route, APIRoute) and route.body_field is not None:
             found[route.path] = sorted(_fields(route.body_field.field_info.annotation))
     return found
 
 
-def _vllm_app() -> Any:
-    """vLLM's application with the routes of all kinds of models, without an engine."""
+def _vllm_routes() -> list[Any]:
+    """Routes of vLLM's application for all kinds of models, without an engine."""
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.pooling.classify.api_router import router as classify
+    from vllm.entrypoints.pooling.embed.api_router import router as embed
+    from vllm.entrypoints.pooling.pooling.api_router import router as pooling
+    from vllm.entrypoints.pooling.scoring.api_router import router as scoring
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    return build_app(arguments, supported_tasks=("generate", "embed", "classify", "token_embed"))
+    app = build_app(arguments, supported_tasks=("generate",))
+    return [route for router in (app, classify, embed, pooling, scoring) for route in router.routes]
 
 
 def _fields(model: Any) -> set[str]:

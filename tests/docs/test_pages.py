@@ -13,7 +13,7 @@ from autoscale.topology_config import TopologyConfig
 from serve_app.checks.ray_schema import single_app_config
 from serve_app.cli.main import cli
 from serve_app.config import AppConfig, ServiceConfig
-from tests.docs import argument_reference, field_reference
+from tests.docs import api_reference, argument_reference, field_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -237,6 +237,11 @@ def test_the_configuration_reference_is_current() -> None:
 
 def test_the_page_of_engine_arguments_is_current() -> None:
     assert argument_reference.PAGE.read_text(encoding="utf-8") == argument_reference.page(), "run `make docs`"
+
+
+@pytest.mark.vllm
+def test_the_page_of_the_api_is_current() -> None:
+    assert api_reference.PAGE.read_text(encoding="utf-8") == api_reference.page(), "run `make docs`"
 
 
 def test_every_decision_is_in_the_index_once() -> None:
