@@ -21,6 +21,8 @@ _OWNED_ENGINE_KWARGS = {
     "kv_transfer_config": "kv_transfer",
     "data_parallel_size": "the role's replicas",
     "kv_events_config": "router.policy",
+    "enable_lora": "model.adapters or model.adapters_folder",
+    "lora_modules": "model.adapters",
     "worker_extension_cls": None,
     "distributed_executor_backend": None,
     "disable_log_stats": None,

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from deployments import metrics
+from deployments.endpoint.adapters import NamedAdapter
 from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
 from deployments.endpoint.served_model import ServedModel
@@ -61,6 +62,7 @@ class ClientRequest:
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # its place in the queue of the model
+    adapter: NamedAdapter | None = None  # the LoRA adapter that it names; ``None``: it names the model
     pieces: PromptKeys | None = None  # pieces of its prompt, by which the router finds a decode replica
     chosen: Chosen | None = None  # the decode replica of its latest attempt, and those beside it
     route: PromptRoute | None = None  # where its prompt was computed
@@ -70,6 +72,19 @@ class ClientRequest:
     failed_groups: set[str] = field(default_factory=set)  # names of groups in which a replica was lost with it
     full_groups: set[str] = field(default_factory=set)  # names of groups in which every replica is full
 
+    @property
+    def cache_name(self) -> str:
+        """Name of the KV of its model or adapter, for the pieces of its prompt."""
+        return self.model.model_id if self.adapter is None else self.adapter.identity(self.model)
+
+    def lacking(self, pool: str) -> frozenset[str]:
+        """Replicas of a decode pool that do not have its adapter."""
+        return frozenset() if self.adapter is None else self.adapter.lacking(pool)
+
+    def lacking_groups(self) -> frozenset[str]:
+        """Names of groups that do not have its adapter in both roles."""
+        return frozenset() if self.adapter is None else self.adapter.lacking_groups(self.model)
+
     def for_decode(self, routing: Routing) -> DecodeRequest:
         """The request as a decode replica gets it."""
         return DecodeRequest(
@@ -78,6 +93,7 @@ class ClientRequest:
             request_id=self.request_id,
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
+            adapter="" if self.adapter is None else self.adapter.identity(self.model),
             reports_first_token=self.model.gate.has_objective,
             reports_route=self.is_explained or self.pieces is not None,
             routing=routing,

@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 from autoscale.observe.endpoint_report import joined
 from autoscale.types import PoolKey
 from deployments import metrics as tandem_metrics
+from deployments.endpoint.adapter_routes import AdapterRoutes
+from deployments.endpoint.adapters import AdapterNames
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.client_request import (
     ClientRequest,
@@ -85,6 +87,8 @@ async def _unexpected_error(request: Request, error: Exception) -> Response:
 class Ingress:
     """One replica of the endpoint; any number of replicas may run."""
 
+    _adapters = AdapterNames.none()
+
     async def __init__(  # type: ignore[misc]
         self, *, services: Sequence[Service], config: IngressConfig
     ) -> None:
@@ -111,6 +115,13 @@ class Ingress:
         ]
         self._intake = Intake(limits, keys, [model.gate for model in self._parts()])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
+        self._adapters = await AdapterNames.follow(context.app_name, [service.config.model for service in services])
+        self._adapter_routes = AdapterRoutes(
+            context.app_name,
+            config,
+            self._bodies,
+            {service.config.model.id: service.config.model for service in services},
+        )
         self._health_error: OpenAIError | None = None  # result of the last health check
         self._health_checked_s = -math.inf  # monotonic time of the last health check
         self._health_lock = asyncio.Lock()
@@ -133,7 +144,16 @@ class Ingress:
                 handle, "respond", health=health, watch=self._watch, is_whole=lambda frame: frame.is_last
             )
             capacity = service.worth[PoolKey(group.name, Role.DECODE)].own
-            groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas, capacity=capacity))
+            prefill_pool = None if group.prefill is None else str(PoolKey(group.name, Role.PREFILL))
+            groups.append(
+                DecodeGroup(
+                    group.name,
+                    caller,
+                    replicas=group.decode.replicas,
+                    capacity=capacity,
+                    prefill_pool=prefill_pool,
+                )
+            )
         gate = Gate(
             config.admission_in(self._config.admission),
             limits,
@@ -206,13 +226,24 @@ class Ingress:
     async def models(self, request: Request) -> JSONResponse:
         """All models, as OpenAI lists them."""
         self._intake.key_of(request)
-        return JSONResponse({"object": "list", "data": [self._model_card(model) for model in self._models.values()]})
+        cards = [self._model_card(model) for model in self._models.values()]
+        return JSONResponse({"object": "list", "data": [*cards, *self._adapters.cards(self._created_s)]})
 
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
         self._intake.key_of(request)
-        return JSONResponse(self._model_card(self._named_model(model)))
+        return JSONResponse(self._adapters.card(model, self._created_s) or self._model_card(self._named_model(model)))
+
+    @app.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """Load a LoRA adapter on all replicas of its model, as vLLM's route of this name."""
+        return await self._adapter_routes.load(request, self._intake.key_of(request))
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        """Unload a LoRA adapter that was loaded at run time."""
+        return await self._adapter_routes.unload(request, self._intake.key_of(request))
 
     @app.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
@@ -235,9 +266,9 @@ class Ingress:
 
     def _named_model(self, name: Any) -> ServedModel:
         """The model of this name, as a client sent it. Raises OpenAIError: 404, there is no such model."""
-        model = self._models.get(name) if isinstance(name, str) else None
+        model = self._models.get(self._adapters.base_of(name)) if isinstance(name, str) else None
         if model is None:
-            names = ", ".join(map(repr, self._models))
+            names = ", ".join(map(repr, (*self._models, *self._adapters.names())))
             raise OpenAIError(
                 404,
                 f"the model {name!r} does not exist; this endpoint serves {names}",
@@ -284,6 +315,8 @@ class Ingress:
                 if not request.model.can_answer():
                     raise no_replica()
                 await wait_until_awake(self._app_name, request.model, request.deadline_s)
+                if request.adapter is not None:
+                    await request.adapter.check(request.model)
             return await frames_response(request, self._admitted_frames(request))
         except BaseException:  # also if the client has disconnected
             request.body.free()
@@ -301,6 +334,7 @@ class Ingress:
             if "model" not in fields:
                 raise OpenAIError(400, "model is missing", param="model")
             request.model = self._named_model(fields["model"])
+            request.adapter = self._adapters.named(fields["model"])
             check_types(fields)
         prompts = prompt_tokens(request.endpoint, fields)
         request.model = request.model.serving_prompt(max(prompts))
@@ -311,7 +345,7 @@ class Ingress:
             request.pieces = prompt_pieces(
                 request.endpoint,
                 fields,
-                model=request.model.model_id,
+                model=request.cache_name,
                 tokens=request.place.tokens,
                 piece_tokens=piece_tokens,
                 chars_per_token=request.model.chars_per_token,

@@ -8,7 +8,7 @@ from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 from ray.llm._internal.serve.core.server import llm_server
 from ray.serve.llm import LLMConfig
 
-__all__ = ["EngineDoor", "LLMEngine", "engine_client", "report_no_usage", "start_no_download"]
+__all__ = ["EngineDoor", "LLMEngine", "engine_client", "report_no_usage", "served_adapters", "start_no_download"]
 
 
 def engine_client(server: Any) -> Any:
@@ -19,6 +19,16 @@ def engine_client(server: Any) -> Any:
     Without it: no replica starts; the error names the missing part.
     """
     return server.engine._engine_client
+
+
+def served_adapters(server: Any) -> dict[str, Any]:
+    """The LoRA adapters that vLLM's OpenAI layer of a Ray Serve LLM server takes for models, by name.
+
+    Needs: ``server.engine._oai_models``, a vLLM ``OpenAIServingModels``; its ``lora_requests``.
+    Without it: no replica of a model with adapters starts; the error names the missing part.
+    """
+    adapters: dict[str, Any] = server.engine._oai_models.lora_requests
+    return adapters
 
 
 def start_no_download(llm_config: LLMConfig) -> None:
