@@ -25,6 +25,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     ("kv_transfer_config", "set kv_transfer instead"),
     ("kv_events_config", "set router.policy instead"),
+    ("enable_lora lora_modules", "set model.adapters or model.adapters_folder instead"),
     (
         "kv_offloading_size kv_offloading_backend",
         "vLLM would put another connector in the place of NIXL, and no KV could be handed over; leave it out",
@@ -99,7 +100,7 @@ INSTEAD: dict[str, str] = {name: remedy for names, remedy in _REFUSED for name i
 # Arguments of vLLM's server that act on the part of it that a replica runs.
 OF_SERVER: tuple[str, ...] = _names(
     """
-    lora_modules chat_template chat_template_content_format trust_request_chat_template default_chat_template_kwargs
+    chat_template chat_template_content_format trust_request_chat_template default_chat_template_kwargs
     response_role return_tokens_as_token_ids enable_auto_tool_choice exclude_tools_when_tool_choice_none
     tool_call_parser tool_parser_plugin tool_server max_log_len enable_prompt_tokens_details
     enable_per_request_metrics enable_force_include_usage enable_tokenizer_info_endpoint enable_log_outputs
@@ -130,7 +131,7 @@ OF_ENGINE: tuple[str, ...] = _names(
     mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
     mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin io_processor_plugin
     renderer_num_workers skip_mm_profiling video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device
-    mm_ipc_gpu_memory_gb mm_device_do_normalize enable_lora max_loras max_lora_rank default_mm_loras
+    mm_ipc_gpu_memory_gb mm_device_do_normalize max_loras max_lora_rank default_mm_loras
     fully_sharded_loras max_cpu_loras lora_dtype lora_target_modules enable_tower_connector_lora
     specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras ray_workers_use_nsight
     num_gpu_blocks_override model_loader_extra_config ignore_patterns enable_chunked_prefill

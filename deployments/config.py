@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import Pools
@@ -13,6 +13,7 @@ from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import PoolKey, PoolLimits
+from deployments.adapters_config import AdapterConfig, check_names, check_pools, whole_path
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
 from deployments.profile_match import check_parallelism, differences, policy_profiles
 from deployments.variants import check_known, worths
@@ -38,6 +39,28 @@ class ModelConfig(StrictConfig):
     """Whole path of a folder on each node's own disk, for a copy of the source's files. The first replica on a node or
     `tandem stage` copies them once. Only for a source that is a folder: files of a hub are in its own cache. Left out,
     engines read the source itself."""
+
+    adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters that all replicas of both roles load at their start. Clients name one in the place of the
+    model."""
+    adapters_folder: Path | None = None
+    """Whole path of the folder below which `POST /v1/load_lora_adapter` may load adapters, on every node with a replica
+    of the model. Left out, none is loaded at run time."""
+
+    @field_validator("adapters_folder")
+    @classmethod
+    def _check_adapters_folder(cls, value: Path | None) -> Path | None:
+        return None if value is None else whole_path("adapters_folder", value)
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        check_names(self.id, self.adapters)
+        return self
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether its engines take adapters."""
+        return bool(self.adapters) or self.adapters_folder is not None
 
     @model_validator(mode="after")
     def _check_stage_source(self) -> Self:
@@ -130,6 +153,12 @@ class ServiceConfig(StrictConfig):
                 "a group with a prefill pool first, since its replicas are the standard for the others"
             )
         check_known(self.groups)
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.model.has_adapters:
+            check_pools({key: pool for group in self.all_groups for key, pool in group.pools().items()})
         return self
 
     @model_validator(mode="after")

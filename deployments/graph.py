@@ -12,6 +12,7 @@ from ray.serve.llm import build_llm_deployment
 from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ENDPOINT
+from deployments.actors.adapter_board import AdapterBoard
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
 from deployments.actors.prefill_queue import MAX_CALLS, PrefillQueue
@@ -58,6 +59,12 @@ def build_graph(
     actors = [_actor("health_board", HealthBoard, {"configs": outliers}), *_prefill_queues(services)]
     if any(service.router.follows_prefixes for service in services):
         actors.append(_actor("prefix_board", PrefixBoard, {}))
+    if with_adapters := [service.model for service in services if service.model.has_adapters]:
+        configured = {
+            model.id: [(adapter.id, str(adapter.path)) for adapter in model.adapters] for model in with_adapters
+        }
+        board = {"configured": configured, "keeps_settings": keeps_settings}
+        actors.append(_actor("adapter_board", AdapterBoard, board))
     if autoscaled := [service for service in services if service.autoscale is not None]:
         plain = [service.model_dump(mode="json") for service in autoscaled]
         pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}

@@ -5,6 +5,7 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
+from deployments.adapters_config import ADAPTERS_KEY, adapter_arguments
 from deployments.config import STAGE_KEY, ServiceConfig
 from deployments.pool_config import EMULATOR_KEY, RoleConfig
 from deployments.replicas import start_host
@@ -49,6 +50,7 @@ def llm_config(
             # (vllm issue 52234). vLLM refuses at start a model that needs these groups.
             "disable_hybrid_kv_cache_manager": True,
             **kwargs,
+            **adapter_arguments(model.adapters, model.adapters_folder, kwargs),
             "tensor_parallel_size": pool.tensor_parallel_size,
             "pipeline_parallel_size": pool.pipeline_parallel_size,
             "worker_extension_cls": WORKER_EXTENSION,
@@ -88,6 +90,12 @@ def _experimental(service: ServiceConfig, pool: RoleConfig) -> dict[str, Any]:
     values: dict[str, Any] = {"stream_batching_interval_ms": 0}
     if service.model.stage_folder is not None:
         values[STAGE_KEY] = str(service.model.stage_folder)
+    if service.model.has_adapters:
+        folder = service.model.adapters_folder
+        values[ADAPTERS_KEY] = {
+            "configured": {adapter.id: str(adapter.path) for adapter in service.model.adapters},
+            "folder": None if folder is None else str(folder),
+        }
     if pool.emulator is not None:
         # Replicas run in another folder, so the path must be absolute.
         emulator = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})

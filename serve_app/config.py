@@ -90,6 +90,11 @@ class AppConfig(StrictConfig):
         for kind, names in (
             ("groups: the name", [group.name for group in self.groups]),
             ("services: the model", [service.model.id for service in self.services]),
+            (
+                "services: the adapter",
+                [adapter.id for service in self.services for adapter in service.model.adapters]
+                + [service.model.id for service in self.services if len(self.services) > 1],
+            ),
         ):
             repeated = [name for name, count in Counter(names).items() if count > 1]
             if repeated:

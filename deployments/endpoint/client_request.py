@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from deployments import metrics
+from deployments.endpoint.adapters import NamedAdapter
 from deployments.endpoint.error_forms import error_body, error_event
 from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
@@ -81,6 +82,7 @@ class ClientRequest:
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # its place in the queue of the model
+    adapter: NamedAdapter | None = None  # the LoRA adapter that it names; ``None``: it names the model
     pieces: PromptKeys | None = None  # pieces of its prompt, by which the router finds a decode replica
     chosen: Chosen | None = None  # the decode replica of its latest attempt, and those beside it
     prompt_route: PromptRoute | None = None  # where its prompt was computed
@@ -89,6 +91,19 @@ class ClientRequest:
     exclude: frozenset[str] = frozenset()  # ids of replicas that were lost with it, or were full
     failed_groups: set[str] = field(default_factory=set)  # names of groups in which a replica was lost with it
     full_groups: set[str] = field(default_factory=set)  # names of groups in which every replica is full
+
+    @property
+    def cache_name(self) -> str:
+        """Name of the KV of its model or adapter, for the pieces of its prompt."""
+        return self.model.model_id if self.adapter is None else self.adapter.identity(self.model)
+
+    def lacking(self, pool: str) -> frozenset[str]:
+        """Replicas of a decode pool that do not have its adapter."""
+        return frozenset() if self.adapter is None else self.adapter.lacking(pool)
+
+    def lacking_groups(self) -> frozenset[str]:
+        """Names of groups that do not have its adapter in both roles."""
+        return frozenset() if self.adapter is None else self.adapter.lacking_groups(self.model)
 
     def for_decode(self, routing: Routing) -> DecodeRequest:
         """The request as a decode replica gets it."""
@@ -99,6 +114,7 @@ class ClientRequest:
             id_seed=self.id_seed,
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
+            adapter="" if self.adapter is None else self.adapter.identity(self.model),
             reports_first_token=self.model.gate.has_objective and self.route.work is Work.ANSWER and not self.is_stream,
             reports_route=self.is_explained or self.pieces is not None,
             routing=routing,

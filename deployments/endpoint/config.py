@@ -60,6 +60,9 @@ class IngressConfig(StrictConfig):
     api_keys_file: Path | None = None
     """File with the hashes of API keys (`tandem key` makes them), on every node with a replica of the endpoint. It is
     read again when it changes. With this file clients must send a key. Left out, they need none."""
+    admin_keys: tuple[str, ...] = ()
+    """Names of the API keys that may load and unload adapters at run time. Without api_keys_file every client of the
+    endpoint may."""
     session_header: str = Field("X-Session-ID", pattern=r"^[A-Za-z0-9-]{1,64}$")
     """Header by which a client names a session. Requests of one session go to one decode replica, unless it is
     overloaded. Any text is a session's name."""
@@ -91,6 +94,8 @@ class IngressConfig(StrictConfig):
             )
         if self.api_keys_file is None and (admission.keys or admission.key != KeyLimits()):
             raise ValueError("admission.key and admission.keys are limits of API keys: give api_keys_file too")
+        if self.api_keys_file is None and self.admin_keys:
+            raise ValueError("admin_keys are names of API keys: give api_keys_file too")
         return self
 
     @field_validator("api_keys_file")

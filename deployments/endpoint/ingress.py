@@ -18,6 +18,8 @@ from ray import serve
 from autoscale.observe.endpoint_report import joined
 from autoscale.types import PoolKey
 from deployments import metrics as tandem_metrics
+from deployments.endpoint.adapter_routes import AdapterRoutes
+from deployments.endpoint.adapters import AdapterNames
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.client_request import (
     ClientRequest,
@@ -75,6 +77,8 @@ _NATIVE_BY_PLACE = {(route.path, route.method): route for route in NATIVE}
 class Ingress(Pages):
     """One replica of the endpoint; any number of replicas may run."""
 
+    _adapters = AdapterNames.none()
+
     async def __init__(  # type: ignore[misc]
         self, *, services: Sequence[Service], config: IngressConfig
     ) -> None:
@@ -101,6 +105,13 @@ class Ingress(Pages):
         ]
         self._intake = Intake(limits, keys, [model.gate for model in self._parts()])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
+        self._adapters = await AdapterNames.follow(context.app_name, [service.config.model for service in services])
+        self._adapter_routes = AdapterRoutes(
+            context.app_name,
+            config,
+            self._bodies,
+            {service.config.model.id: service.config.model for service in services},
+        )
         self._health_error: OpenAIError | None = None  # result of the last health check
         self._health_checked_s = -math.inf  # monotonic time of the last health check
         self._health_lock = asyncio.Lock()
@@ -123,7 +134,16 @@ class Ingress(Pages):
                 handle, "respond", health=health, watch=self._watch, is_whole=lambda frame: frame.is_last
             )
             capacity = service.worth[PoolKey(group.name, Role.DECODE)].own
-            groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas, capacity=capacity))
+            prefill_pool = None if group.prefill is None else str(PoolKey(group.name, Role.PREFILL))
+            groups.append(
+                DecodeGroup(
+                    group.name,
+                    caller,
+                    replicas=group.decode.replicas,
+                    capacity=capacity,
+                    prefill_pool=prefill_pool,
+                )
+            )
         gate = Gate(
             config.admission_in(self._config.admission),
             limits,
@@ -204,7 +224,8 @@ class Ingress(Pages):
     async def models(self, request: Request) -> JSONResponse:
         """All models, as OpenAI lists them."""
         self._intake.key_of(request)
-        return JSONResponse({"object": "list", "data": [self._model_card(model) for model in self._models.values()]})
+        cards = [self._model_card(model) for model in self._models.values()]
+        return JSONResponse({"object": "list", "data": [*cards, *self._adapters.cards(self._created_s)]})
 
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
@@ -212,7 +233,17 @@ class Ingress(Pages):
         if not model:  # a slash after /v1/models
             return await self.models(request)
         self._intake.key_of(request)
-        return JSONResponse(self._model_card(self._named_model(model)))
+        return JSONResponse(self._adapters.card(model, self._created_s) or self._model_card(self._named_model(model)))
+
+    @app.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """Load a LoRA adapter on all replicas of its model, as vLLM's route of this name."""
+        return await self._adapter_routes.load(request, self._intake.key_of(request))
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        """Unload a LoRA adapter that was loaded at run time."""
+        return await self._adapter_routes.unload(request, self._intake.key_of(request))
 
     @app.post(CHAT.path)
     async def chat(self, request: Request) -> Response:
@@ -242,16 +273,16 @@ class Ingress(Pages):
         )
 
     def _named_model(self, name: Any) -> ServedModel:
-        """The model of this name, as a client sent it; without a name, the only model.
+        """The model of this name, or the base of the adapter of this name; without a name, the only model.
 
         Raises OpenAIError: 404, there is no such model; 400, no name was given and there are several models.
         """
-        names = ", ".join(map(repr, self._models))
+        names = ", ".join(map(repr, (*self._models, *self._adapters.names())))
         if name is None or name == "":
             if len(self._models) > 1:
                 raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
             return next(iter(self._models.values()))
-        model = self._models.get(name) if isinstance(name, str) else None
+        model = self._models.get(self._adapters.base_of(name)) if isinstance(name, str) else None
         if model is None:
             raise OpenAIError(
                 404,
@@ -302,6 +333,8 @@ class Ingress(Pages):
                 if not request.model.can_answer():
                     raise no_replica()
                 await wait_until_awake(self._app_name, request.model, request.deadline_s)
+                if request.adapter is not None:
+                    await request.adapter.check(request.model)
                 if request.route.work is Work.NONE:
                     return await frames_response(request, self._unqueued_frames(request))
             return await frames_response(request, self._admitted_frames(request))
@@ -321,6 +354,7 @@ class Ingress(Pages):
             endpoint, prompt_fields = openai_fields(request.route, fields)
             answer = requested_answer(endpoint, prompt_fields, is_checked=not request.route.is_native)
             request.model = self._named_model(fields.get("model"))
+            request.adapter = self._adapters.named(fields.get("model") or "")
         await self._find_response(request, http, fields)
         prompts = prompt_tokens(endpoint, prompt_fields)
         request.model = request.model.serving_prompt(max(prompts))
@@ -329,7 +363,7 @@ class Ingress(Pages):
             request.pieces = prompt_pieces(
                 endpoint,
                 prompt_fields,
-                model=request.model.model_id,
+                model=request.cache_name,
                 tokens=request.place.tokens,
                 piece_tokens=piece_tokens,
                 chars_per_token=request.model.chars_per_token,

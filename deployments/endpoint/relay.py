@@ -156,12 +156,14 @@ class Relay:
         """The frames of the answer; if a replica is lost, another one continues the stream."""
         has_moved = False  # whether the request has lost a replica, and no frame has come since
         while True:
-            group = request.model.choose(request.failed_groups | request.full_groups, self._rng)
+            group = request.model.choose(
+                request.failed_groups | request.full_groups | request.lacking_groups(), self._rng
+            )
             # ``avoid``: ejected replicas, which have failed often. ``probe``: one of them, which this request tests.
             avoid, probe = await group.caller.health.guide()
             # During the attempt, the router writes the replica that it chose into ``routing.choice``.
             routing = Routing(
-                exclude=request.exclude,
+                exclude=request.exclude | request.lacking(group.pool),
                 avoid=avoid,
                 probe=probe,
                 preferred=request.holder,
@@ -210,7 +212,7 @@ async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bo
     # If no replica was chosen, Serve's queue for the pool was full, or the pool has no replica.
     exclude = request.exclude if choice.replica_id is None else request.exclude | {choice.replica_id}
     if is_full and not request.lost_replicas:  # another replica may have room
-        if choice.replica_id is None or not known_pools.has_others(group.pool, exclude):
+        if choice.replica_id is None or not known_pools.has_others(group.pool, exclude | request.lacking(group.pool)):
             request.full_groups.add(group.name)
         request.exclude = exclude
         return False
@@ -233,7 +235,10 @@ def _has_others(request: ClientRequest, group: DecodeGroup, choice: Choice) -> b
         other.pool for other in request.model.serving() if other is not group and other.name not in request.full_groups
     ]
     # This process learns a pool's replicas with its first request to the pool; until then one of them may have room.
-    if any(known_pools.has_others(pool, excluded) or not known_pools.is_known(pool) for pool in other_pools):
+    if any(
+        known_pools.has_others(pool, excluded | request.lacking(pool)) or not known_pools.is_known(pool)
+        for pool in other_pools
+    ):
         return True
     # If no replica was chosen, Serve's queue was full, so no replica of this group has room.
-    return choice.replica_id is not None and known_pools.has_others(group.pool, excluded)
+    return choice.replica_id is not None and known_pools.has_others(group.pool, excluded | request.lacking(group.pool))

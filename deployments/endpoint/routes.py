@@ -143,6 +143,8 @@ NATIVE = (
 OWN = {
     "GET /v1/models": "All models and their adapters.",
     "GET /v1/models/{model}": "One model.",
+    "POST /v1/load_lora_adapter": "Loads a LoRA adapter in all replicas of its model ([adapters.md](adapters.md)).",
+    "POST /v1/unload_lora_adapter": "Unloads an adapter that was loaded at run time.",
     "GET /health": "200 if every model has a healthy decode pool, or sleeps; also `HEAD`.",
     "GET /ping": "As `/health`, for SageMaker; also `POST`.",
     "GET /load": "Number of requests that wait or are being answered.",

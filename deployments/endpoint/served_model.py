@@ -64,15 +64,18 @@ class Service:
 class DecodeGroup:
     """One group's decode pool, and the load that this replica of the endpoint has put on it."""
 
-    def __init__(self, name: str, caller: PoolCaller[Frame], *, replicas: int, capacity: float) -> None:
+    def __init__(
+        self, name: str, caller: PoolCaller[Frame], *, replicas: int, capacity: float, prefill_pool: str | None = None
+    ) -> None:
         """A group without load yet.
 
         ``replicas``: number of decode replicas in the configuration. ``capacity``: decode replicas of the first group
-        that one of them is worth.
+        that one of them is worth. ``prefill_pool``: the group's prefill deployment, if it has one.
         """
         self.name = name
         self.caller = caller
         self.pool = caller.pool
+        self.prefill_pool = prefill_pool
         self.load = GroupLoad()
         self._replicas, self._capacity = replicas, capacity
 

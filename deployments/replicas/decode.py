@@ -33,7 +33,7 @@ from deployments.serve_seam.llm_server import EngineDoor, engine_client, native_
 from deployments.vllm_seam.answer_ids import install_seeded_ids, seed_ids
 from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.wire.call import CallWatch, PoolCaller
-from deployments.wire.messages import DecodeRequest, Frame, SentAgain
+from deployments.wire.messages import DecodeRequest, Frame, SentAgain, failure
 from router import known_pools
 from router.config import RouterConfig
 from router.ray_coordinator import is_answering
@@ -65,13 +65,16 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
+        await self._start_adapters(llm_config)
         remote = None
         if prefill_server is not None:
             pulls = PullWatch(client, pull_timeout_s)
             await pulls.start()
             caller = self._prefill_caller(prefill_server, router)
             places = self._prefill_places(prefill_server, router, slo)
-            remote = RemotePrefill(caller, pulls, router, lease_s=lease_s(llm_config), places=places)
+            remote = RemotePrefill(
+                caller, pulls, router, lease_s=lease_s(llm_config), places=places, adapters=self._adapters
+            )
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
@@ -84,6 +87,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             max_prompt_tokens=max_prompt_tokens,
             awake=self._awake,
         )
+        if self._adapters is not None:
+            client.generate = self._adapters.generating(self._generate)
         self._native = NativeApp(partial(native_app, self), client)
         install_seeded_ids()
         self._watch_host(engine_silence_s, engine_sleep)
@@ -135,6 +140,11 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 yield frame
 
     async def _respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
+        if self._adapters is not None and request.adapter:
+            why = self._adapters.refusal(request.adapter, is_resumed=request.sent is not None)
+            if why is not None:
+                yield failure(503, why, "adapter_not_loaded")
+                return
         sent_again = None if request.sent is None else SentAgain(request.sent)
         trace = RequestTrace(
             arrived_s=time.monotonic() - max(0.0, time.time() - request.arrived_at_s),

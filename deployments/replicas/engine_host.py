@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,15 +18,18 @@ from ray import serve
 from ray.serve.llm import LLMConfig
 
 from autoscale.types import PoolKey
+from deployments.adapters_config import ADAPTERS_KEY
 from deployments.config import STAGE_KEY
 from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.metrics import process_metrics
 from deployments.pool_config import EMULATOR_KEY, EngineSleepConfig
 from deployments.replicas import start_host
+from deployments.replicas.adapter_files import AdapterError
+from deployments.replicas.adapter_host import AdapterHost, AdapterPlaces
 from deployments.replicas.cache_watch import CacheWatch
 from deployments.replicas.engine_sleep import EngineSleep
 from deployments.replicas.staging import read_ahead, staged
-from deployments.serve_seam.llm_server import engine_client, report_no_usage, start_no_download
+from deployments.serve_seam.llm_server import engine_client, report_no_usage, served_adapters, start_no_download
 from deployments.serve_seam.replica_process import listen_on_node_address, restore_replica_log
 from deployments.serve_seam.start_backoff import StartBackoff
 from deployments.vllm_seam.engine_stats import engine_stats
@@ -118,6 +121,7 @@ class EngineHost:
 
     _sleep: EngineSleep | None = None
     _events: KvEvents | None = None
+    _adapters: AdapterHost | None = None
 
     async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int, router: RouterConfig) -> None:
         """Claim what the engine needs on this machine, before it starts."""
@@ -173,6 +177,34 @@ class EngineHost:
                 follow(cache.change)  # an emulated engine
             cache.start(self._events, app=context.app_name, pool=context.deployment, replica_id=self.replica_id)
         return cache
+
+    async def _start_adapters(self, llm_config: LLMConfig) -> None:
+        """Load the model's LoRA adapters, and follow those that come at run time.
+
+        Raises RuntimeError: an adapter of the configuration cannot be loaded.
+        """
+        if (places := llm_config.experimental_configs.get(ADAPTERS_KEY)) is None:
+            return
+        loading, context = llm_config.model_loading_config, serve.get_replica_context()
+        source = Path(str(loading.model_source))
+        adapters = AdapterHost(
+            engine_client(self),
+            AdapterPlaces(**places),
+            base=source if source.is_dir() else None,
+            registry=served_adapters(self),
+        )
+        with self._start.failure_is_crash():
+            try:
+                await adapters.load_configured()
+            except AdapterError as error:
+                raise RuntimeError(str(error)) from error
+        where = (context.app_name, str(loading.model_id), context.deployment, self.replica_id)
+        await adapters.load_wanted(*where)
+        self._adapters, self._following = adapters, asyncio.create_task(adapters.run(*where))
+
+    def _adapter(self, identity: str) -> AbstractContextManager[Any]:
+        """Context of an answer with an adapter: the adapter, or ``None`` if there is none."""
+        return nullcontext() if self._adapters is None or not identity else self._adapters.use_identity(identity)
 
     def _watch_host(self, silence_s: float, sleep: EngineSleepConfig | None) -> None:
         """Watch an engine that has started: this process ends with it. It may sleep while it is idle."""

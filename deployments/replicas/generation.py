@@ -132,7 +132,7 @@ class Generation:
 
     @property
     def lora(self) -> str:
-        """Name of the LoRA adapter: prompts of different adapters share no prefix cache. Empty: none."""
+        """Identity of the LoRA adapter: prompts of different adapters share no prefix cache. Empty: none."""
         return str(getattr(self.kwargs.get("lora_request"), "lora_name", ""))
 
     @property
@@ -150,12 +150,11 @@ class Generation:
         """Whether decode can use KV of this prompt that prefill has computed.
 
         It cannot with several answers (they would share one handoff), prompt logprobs (only a local forward pass yields
-        them), prompts that are not plain tokens, and adapters (prefill has none loaded).
+        them), and prompts that are not plain tokens.
         """
         return (
             not self.trace.beam_search
             and self.prompt.get("type") == "token"
             and self.sampling.n == 1
             and self.sampling.prompt_logprobs is None
-            and self.kwargs.get("lora_request") is None
         )

@@ -235,11 +235,12 @@ class PDGenerate:
     def _prefill_request(self, generation: Generation, ids: list[int]) -> PrefillRequest:
         pieces: PromptKeys | None = None
         if self._piece_tokens is not None:
-            pieces = piece_keys(ids, self._piece_tokens, salt=generation.salt)
+            pieces = piece_keys(ids, self._piece_tokens, lora=generation.lora, salt=generation.salt)
         return PrefillRequest(
             request_id=generation.request_id,
             token_ids=ids,
             cache_salt=generation.prompt.get("cache_salt"),
+            adapter=generation.lora,
             priority=generation.kwargs.get("priority", 0),
             routing=Routing(prompt=pieces),
         )

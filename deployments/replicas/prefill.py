@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +11,7 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDPrefillServer
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.observe.replica_report import ReplicaReport
@@ -58,6 +59,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
         with self._start.failure_is_crash(), named_cause():
             await super().__init__(llm_config)
         self._cache = self._watch_cache(router)
+        await self._start_adapters(llm_config)
         self._watch_host(engine_silence_s, engine_sleep)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -97,7 +99,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
         pieces = request.routing.prompt
         if pieces is None:
             return None
-        blocks = self._cache.blocks(request.token_ids, salt=request.cache_salt or "")
+        blocks = self._cache.blocks(request.token_ids, lora=request.adapter, salt=request.cache_salt or "")
         self._cache.name(pieces, blocks)
         return blocks
 
@@ -107,6 +109,21 @@ class PrefillServer(EngineHost, PDPrefillServer):
         It is a stream of one piece: with a plain call, Serve learns only at the end whether a replica has taken the
         call. Raises RuntimeError: the engine ended the request without KV to hand over.
         """
+        with self._adapter(request.adapter) as adapter:
+            if request.adapter and adapter is None:
+                yield self._refusal(f"this replica has no adapter {request.adapter}")
+                return
+            async with aclosing(self._prefill(request, adapter)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    def _refusal(self, why: str) -> PrefillRefusal:
+        backlog_tokens = engine_client(self).get_num_queued_tokens()
+        return PrefillRefusal(why=why, backlog_tokens=backlog_tokens, replica_id=self.replica_id)
+
+    async def _prefill(
+        self, request: PrefillRequest, adapter: LoRARequest | None
+    ) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         params, engine_s, cached_tokens, created_tokens = None, None, None, None
@@ -114,14 +131,13 @@ class PrefillServer(EngineHost, PDPrefillServer):
         sampling, priority = prefill_sampling(), request.priority
         try:
             async with self._awake():
-                async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
+                outputs = client.generate(prompt, sampling, request.request_id, lora_request=adapter, priority=priority)
+                async for output in outputs:
                     params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
                     cached_tokens, created_tokens = output.num_cached_tokens, output.num_cache_creation_tokens
         except (GracefulHTTPError, VLLMClientError) as error:
             # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
-            yield PrefillRefusal(
-                why=str(error), backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
-            )
+            yield self._refusal(str(error))
             return
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")

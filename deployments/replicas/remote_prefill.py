@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S, ROUTED
+from deployments.replicas.adapter_host import AdapterHost
 from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.wire.call import Call, CallError, CallFailure, PoolCaller
@@ -52,8 +53,9 @@ class RemotePrefill:
         *,
         lease_s: float,
         places: PrefillPlaces | None = None,
+        adapters: AdapterHost | None = None,
     ) -> None:
-        """``lease_s``: seconds for which prefill keeps KV that decode does not ask for.
+        """``lease_s``: seconds for which prefill keeps KV that decode does not ask for. ``adapters``: of this replica.
 
         ``places``: this replica's prompts in the group's prefill queue; ``None``: prompts are sent at once.
         """
@@ -62,6 +64,7 @@ class RemotePrefill:
         self._caller = caller
         self._config = config
         self._lease_s = lease_s
+        self._adapters = adapters
         self._failures = 0  # number of failed calls since the last answer
         self._retries = RetryBudget()
         self._backlog = PrefillBacklog()
@@ -109,6 +112,9 @@ class RemotePrefill:
         """The result of one replica, or of a second one if the first fails; ``None``: decode computes the prompt."""
         if self._failures >= _OUTAGE_FAILURES and self._backlog.in_flight_tokens:
             return None  # another prompt tests whether prefill answers again
+        lacking = self._lacking(request.adapter)
+        if lacking is None:
+            return None
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
         # The prompt may test one replica: an ejected one, or else one behind a broken link.
@@ -122,7 +128,7 @@ class RemotePrefill:
             work_tokens=len(request.token_ids),
             avoid=avoid,
             probe=probe,
-            exclude=peers.broken(now_s) - {probe},
+            exclude=(peers.broken(now_s) - {probe}) | lacking,
             prompt=request.routing.prompt,
         )
         result = None
@@ -138,6 +144,12 @@ class RemotePrefill:
             retry = replace(routing, last_resort=routing.choice.replica_id, probe=None, choice=Choice())
             result = await self._placed_attempt(request, retry, arrived_s, deadline_s)
         return result
+
+    def _lacking(self, adapter: str) -> frozenset[str] | None:
+        """Prefill replicas without an adapter, by its identity; ``None``: none has it."""
+        if not adapter or self._adapters is None:
+            return frozenset()
+        return self._adapters.lacking(self._caller.pool, adapter)
 
     async def _placed_attempt(
         self, request: PrefillRequest, routing: Routing, arrived_s: float, deadline_s: float

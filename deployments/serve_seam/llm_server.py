@@ -8,7 +8,15 @@ from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 from ray.llm._internal.serve.core.server import llm_server
 from ray.serve.llm import LLMConfig
 
-__all__ = ["EngineDoor", "LLMEngine", "engine_client", "native_app", "report_no_usage", "start_no_download"]
+__all__ = [
+    "EngineDoor",
+    "LLMEngine",
+    "engine_client",
+    "native_app",
+    "report_no_usage",
+    "served_adapters",
+    "start_no_download",
+]
 
 
 def engine_client(server: Any) -> Any:
@@ -32,6 +40,16 @@ async def native_app(server: Any) -> Any:
     os.environ.pop("VLLM_API_KEY", None)  # the endpoint asks for keys; vLLM's application would refuse its requests
     build = getattr(server.engine, "build_asgi_app", None)
     return None if build is None else await build()
+
+
+def served_adapters(server: Any) -> dict[str, Any]:
+    """The LoRA adapters that vLLM's OpenAI layer of a Ray Serve LLM server takes for models, by name.
+
+    Needs: ``server.engine._oai_models``, a vLLM ``OpenAIServingModels``; its ``lora_requests``.
+    Without it: no replica of a model with adapters starts; the error names the missing part.
+    """
+    adapters: dict[str, Any] = server.engine._oai_models.lora_requests
+    return adapters
 
 
 def start_no_download(llm_config: LLMConfig) -> None:

@@ -138,6 +138,7 @@ class DecodeRequest:
     id_seed: str  # of random ids in the answer, so that another replica gives the same ones; new for each request
     arrived_at_s: float  # wall-clock time of arrival at the endpoint; the clocks of both nodes are taken as equal
     sent: Sent | None = None  # the part of the stream that the client has from a lost replica
+    adapter: str = ""  # identity of the LoRA adapter that the body names (``router.adapters``); empty: none
     reports_route: bool = False  # whether the first frame with text says where the prompt was computed
     reports_first_token: bool = False  # whether a frame without text reports the first token of an answer in one piece
     routing: Routing = field(default_factory=Routing)
@@ -196,6 +197,7 @@ class PrefillRequest:
     request_id: str
     token_ids: list[int]
     cache_salt: str | None = None
+    adapter: str = ""  # identity of the LoRA adapter (``router.adapters``); empty: none
     priority: int = 0
     routing: Routing = field(default_factory=Routing)
 

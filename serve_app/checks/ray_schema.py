@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from autoscale.types import PoolKey
+from deployments.adapters_config import adapter_arguments
 from deployments.config import ServiceConfig
 from deployments.explain import did_you_mean, explain
 from deployments.pool_config import RoleConfig
@@ -102,11 +103,11 @@ def _arguments(service: ServiceConfig, key: PoolKey, pool: RoleConfig) -> PoolAr
 
     Names are checked for every pool, values only for engines on CPU whose model folder is on this machine.
     """
-    folder = service.model.folder
+    folder, kwargs = service.model.folder, {**service.engine_kwargs, **pool.engine_kwargs}
     can_check_values = pool.placement.accelerator_type is None and folder is not None and folder.is_dir()
     return PoolArguments(
         where=f"groups.{key.group}.{key.role}",
-        kwargs={**service.engine_kwargs, **pool.engine_kwargs},
+        kwargs={**kwargs, **adapter_arguments(service.model.adapters, service.model.adapters_folder, kwargs)},
         model=str(folder) if can_check_values else None,
         sizes={
             "tensor_parallel_size": pool.tensor_parallel_size,

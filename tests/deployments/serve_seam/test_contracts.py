@@ -137,6 +137,12 @@ def test_contract_llm_server_native_app() -> None:
     assert "app.state._state.update(self._app_state._state)" in engine
 
 
+def test_contract_llm_server_served_adapters() -> None:
+    assert "self._oai_models = " in installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
+    models = installed_source("vllm/entrypoints/openai/models/serving.py")
+    assert "self.lora_requests: dict[str, LoRARequest] = {}" in models
+
+
 def test_contract_llm_server_start_no_download() -> None:
     engine = installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
     assert "callback = self.llm_config.get_or_create_callback()" in engine
