@@ -46,7 +46,8 @@ class ConfiguredCors:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != "http":
+        is_of_a_page = any(name == b"origin" for name, _ in scope.get("headers", ()))
+        if scope["type"] != "http" or not is_of_a_page:
             await self._app(scope, receive, send)
             return
         if self._with_cors is None:

@@ -8,7 +8,7 @@ refused.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from vllm.lora.request import LoRARequest
 
 from deployments.adapter_paths import OutsideFolderError, allowed_path
 from deployments.replicas.adapter_files import AdapterError, load_checked
-from deployments.replicas.generation import CURRENT_TRACE
 from router.adapters import AdapterFault, AdapterNews, AdapterSpec, FaultKind, HeldAdapters, identity_of, name_of
 from router.ray_actors import find_actor, follow
 from router.ray_adapters import INTERVAL_S, adapter_board_key
@@ -130,15 +129,17 @@ class AdapterHost:
         has_any = bool(self.news.holders(pool, name, identity))
         return self.news.lacking(pool, name, identity) if has_any else None
 
-    def generating(self, generate: Any) -> Any:
-        """``generate`` of an engine, for callers that know an adapter by its public name."""
+    def generating(self, generate: Any, note: Callable[[AsyncGenerator[Any, None]], None]) -> Any:
+        """``generate`` of an engine, for callers that know an adapter by its public name.
+
+        ``note``: called with each answer, so that it ends with its client.
+        """
 
         def outputs(*arguments: Any, lora_request: LoRARequest | None = None, **kwargs: Any) -> Any:
             if lora_request is None:
                 return generate(*arguments, **kwargs)
             answer = self._with_adapter(generate, lora_request, arguments, kwargs)
-            if (trace := CURRENT_TRACE.get()) is not None:
-                trace.add(answer)  # so that it ends with its client
+            note(answer)
             return answer
 
         return outputs

@@ -22,7 +22,7 @@ from autoscale.observe.request_stats import RequestStats
 from autoscale.slo import SloConfig
 from deployments.pool_config import EngineSleepConfig
 from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
-from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+from deployments.replicas.generation import CURRENT_TRACE, RequestTrace, note_answer
 from deployments.replicas.native_app import NativeApp
 from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
 from deployments.replicas.pd_generate import PDGenerate
@@ -88,7 +88,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             awake=self._awake,
         )
         if self._adapters is not None:
-            client.generate = self._adapters.generating(self._generate)
+            client.generate = self._adapters.generating(self._generate, note_answer)
         self._native = NativeApp(partial(native_app, self), client)
         install_seeded_ids()
         self._watch_host(engine_silence_s, engine_sleep)

@@ -78,6 +78,12 @@ class RequestTrace:
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
 
 
+def note_answer(answer: AsyncGenerator[Any, None]) -> None:
+    """Let an answer end with the client of this task's request."""
+    if (trace := CURRENT_TRACE.get()) is not None:
+        trace.add(answer)
+
+
 # Arguments of an engine that name other engines and blocks of KV there. With them a caller could read the KV of others.
 _TRANSFER_ARGUMENTS = ("kv_transfer_params", "ec_transfer_params")
 

@@ -17,7 +17,7 @@ from deployments.explain import did_you_mean
 from deployments.vllm_seam.nested_arguments import check_nested_names, first_fault, parse_nested
 from deployments.vllm_seam.parser_plugins import check_parsers, import_parser_plugins
 
-_TIMEOUT_S = 120.0  # longest check, seconds: vLLM takes seconds to import, and longer on a busy machine
+_TIMEOUT_S = 300.0  # longest check, seconds: vLLM takes seconds to import, and minutes on a machine that is overloaded
 _CAUSE_CHARS = 400  # longest refusal of vLLM in a message, characters
 
 

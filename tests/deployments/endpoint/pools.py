@@ -115,12 +115,13 @@ class Pools:
         from deployments.endpoint.client_request import ClientRequest
         from deployments.endpoint.json_body import place_of, prompt_tokens
         from deployments.endpoint.requested_answer import requested_answer
+        from deployments.endpoint.routes import COMPLETIONS
         from router.admission_config import Priority
 
         arrived_s = self.clock.monotonic() - ago_s
         held: Any = None
         request = ClientRequest(
-            endpoint="completions",
+            route=COMPLETIONS,
             request_id="r",
             arrived_s=arrived_s,
             arrived_at_s=0.0,

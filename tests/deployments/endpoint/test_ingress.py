@@ -43,6 +43,8 @@ def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
 async def serve(made: Any, body: bytes | Exception, priority: str = "normal", **more: str) -> Any:
     from fastapi import Request
 
+    from deployments.endpoint.routes import COMPLETIONS
+
     headers = [(b"x-tandem-priority", priority.encode()), (b"content-type", b"application/json")]
     headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
 
@@ -51,7 +53,7 @@ async def serve(made: Any, body: bytes | Exception, priority: str = "normal", **
             raise body
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return await made._serve("completions", Request({"type": "http", "method": "POST", "headers": headers}, receive))
+    return await made._serve(COMPLETIONS, Request({"type": "http", "method": "POST", "headers": headers}, receive))
 
 
 def message(response: Any) -> str:
@@ -66,7 +68,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request
         with pytest.raises(ClientDisconnect):
             await serve(made, ClientDisconnect())
     assert "requests of this key come faster than 12 a minute" in message(await serve(made, b"{}"))
-    assert not made._bodies.requests_by_key["k"] and not made._intake._requests()
+    assert not made._bodies.requests_by_key["k"] and not made._intake.request_count
 
 
 async def test_a_body_without_room_is_counted_with_the_priority_that_its_request_asks_for(clock: Clock) -> None:
@@ -94,7 +96,7 @@ async def test_a_refusal_for_a_full_engine_says_when_to_try_again_and_is_counted
     assert json.loads(response.body)["error"]["code"] == "overloaded"
     assert counted._value.get() - before == 1
     assert pools.handles["a"].requests[0].body == raw
-    assert not made._bodies.used_bytes and not made._intake._requests()
+    assert not made._bodies.used_bytes and not made._intake.request_count
 
 
 async def ask(method: str, path: str) -> Any:

@@ -352,5 +352,5 @@ async def test_what_the_engine_found_of_a_prompt_is_told_to_its_router(
     found = (101 + 31) * 200 // 400  # 66 of the router's tokens, where it expected 100
     assert told == [("decode:test_endpoint:a", views[0], request.pieces, found)]
     assert [each._value.get() - was for each, was in zip(counters, before, strict=True)] == [100, found, 1, 1]
-    assert request.route == route
+    assert request.prompt_route == route
     assert request.chosen.runners_up == (views[1],)

@@ -101,7 +101,10 @@ async def test_an_answer_keeps_the_adapter_that_it_began_with(folder: Path) -> N
     adapters = host(engine, folder)
     await want(adapters, spec("red"))
     first = adapters.identity("red")
-    outputs = adapters.generating(engine.generate)("prompt", lora_request=SimpleNamespace(lora_name="red"))
+    noted: list[Any] = []
+    generate = adapters.generating(engine.generate, noted.append)
+    outputs = generate("prompt", lora_request=SimpleNamespace(lora_name="red"))
+    assert noted == [outputs]  # so that it can be ended with its client
     assert await anext(outputs) == "first"
     await want(adapters, spec("red", "blue", 2))  # loaded again from other files
     second = adapters.identity("red")
@@ -125,7 +128,7 @@ async def test_the_same_files_are_not_loaded_twice(folder: Path) -> None:
 async def test_a_request_without_adapter_goes_straight_to_the_engine(folder: Path) -> None:
     engine = Engine()
     engine.may_go_on.set()
-    outputs = host(engine, folder).generating(engine.generate)("prompt", lora_request=None)
+    outputs = host(engine, folder).generating(engine.generate, [].append)("prompt", lora_request=None)
     assert [output async for output in outputs] == ["first", "last"]
     assert engine.answered == [None]
 
