@@ -272,7 +272,9 @@ class PDGenerate:
         local_cached_tokens: int | None = None  # not known if prefill computed the prompt: then pulled tokens count too
         if generation.pull is not None:
             generation.pull.has_first = True
-            handoff_s = time.monotonic() - generation.pull.began_s
+            # The engine's time: an answer in one piece yields its first output only at its end.
+            first_s = output.metrics.first_token_ts if output.metrics is not None else time.monotonic()
+            handoff_s = first_s - generation.pull.began_s
             HANDOFF_S.observe(handoff_s)
             self.handoff_s += handoff_s
             self.handoffs += 1

@@ -764,6 +764,23 @@ async def test_times_of_an_answer_go_from_its_arrival_over_prefill_to_the_first_
     assert own.scheduled_ts == first_s - 0.1  # the engine's histograms read it
 
 
+async def test_a_handoff_ends_at_the_engines_first_token_and_not_at_the_end_of_an_answer_in_one_piece(
+    client: Client, prefill: Prefill
+) -> None:
+    from vllm.v1.metrics.stats import RequestStateStats
+
+    generate = decode(client, prefill)
+    task = asyncio.create_task(asked(generate, LONG))
+    await sent(prefill, 1)
+    first_s = time.monotonic() + 5.0
+    client.output = partial(
+        engine_output, finish_reason="stop", metrics=RequestStateStats(first_token_ts=first_s, last_token_ts=first_s)
+    )
+    prefill.calls[0].set_result(answered())
+    await task
+    assert generate.handoff_s == pytest.approx(5.0, abs=1.0)
+
+
 async def test_no_output_carries_the_place_of_kv_to_a_client(client: Client) -> None:
     def with_params() -> Any:
         output = engine_output()
