@@ -4,6 +4,7 @@ from typing import Any
 
 import instructor
 import openai
+from instructor.core import InstructorRetryException
 from pydantic import BaseModel
 
 from tests.lab.clients.checks import Checks, Server, raises
@@ -74,9 +75,7 @@ def provider() -> None:
 def responses_api() -> None:
     """Through a tool of the Responses API."""
     client = patched(instructor.Mode.RESPONSES_TOOLS)
-    weather = client.create(
-        model=server.model, input=QUESTION[0]["content"], response_model=Weather, max_retries=0, temperature=2
-    )
+    weather = client.create(model=server.model, messages=QUESTION, response_model=Weather, max_retries=0, temperature=2)
     assert isinstance(weather, Weather)
 
 
@@ -84,7 +83,7 @@ def responses_api() -> None:
 def errors() -> None:
     """A model that is not served is an error that names it."""
     error = raises(
-        instructor.exceptions.InstructorRetryException,
+        InstructorRetryException,
         lambda: create(patched(instructor.Mode.TOOLS), model="absent"),
     )
     assert "absent" in str(error)
