@@ -4,7 +4,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,14 +38,13 @@ class Answer(BaseModel):
         return "none" if found is None else found[1]
 
 
-def record(url: str, shapes: Iterable[Shape], on_answer: Callable[[], None] = lambda: None) -> dict[str, Answer]:
-    """The answers to all shapes, by their names; one request at a time, so that batches are alike on both servers."""
-    answers: dict[str, Answer] = {}
+def record(url: str, shapes: Iterable[Shape]) -> Iterator[tuple[str, Answer]]:
+    """The name of each shape and its answer; one request at a time, so that batches are alike on both servers."""
+    ids: dict[str, str] = {}
     for shape in shapes:
-        identity = "none" if shape.after is None or shape.after not in answers else answers[shape.after].id
-        answers[shape.name] = send(url, shape, identity)
-        on_answer()
-    return answers
+        answer = send(url, shape, ids.get(shape.after or "", "none"))
+        ids[shape.name] = answer.id
+        yield shape.name, answer
 
 
 def send(url: str, shape: Shape, identity: str) -> Answer:

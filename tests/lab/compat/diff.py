@@ -6,7 +6,8 @@ prefill engine, then every prompt by the decode engine itself.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated
@@ -37,37 +38,48 @@ def all_shapes() -> list[Shape]:
 
 
 def answers_of(kind: str, shapes: Sequence[Shape], url: str | None, reuse: bool, console: Console) -> dict[str, Answer]:
-    """The answers of a server; they are written to ``reports/compat``.
+    """The answers of a server; they are written to ``reports/compat``, also if the run is interrupted.
 
     Args:
         kind: ``vllm``, or a key of ``TANDEMS``.
         shapes: what is sent.
         url: of a server that runs; ``None``: start one.
-        reuse: take answers that earlier runs have written, if they sent all these shapes.
+        reuse: do not send again what an earlier run has sent.
         console: for the progress.
     """
     file = FOLDER / f"{kind}.json"
-    earlier = _ANSWERS.validate_json(file.read_bytes()) if file.exists() else {}
-    if reuse and all(shape.name in earlier and earlier[shape.name].digest == shape.digest for shape in shapes):
-        return earlier
-    console.print(f"{kind}: starting" if url is None else f"{kind}: {url}")
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(kind, total=len(shapes))
-        if url is not None:
-            answers = record(url, shapes, lambda: progress.advance(task))
-        else:
-            with server(kind, FOLDER / "vllm.log") as started:
-                began_s = time.monotonic()
-                answers = record(started, shapes, lambda: progress.advance(task))
-                console.print(f"{kind}: {len(answers)} answers in {time.monotonic() - began_s:.0f} s")
-    write_file(file, _ANSWERS.dump_json(earlier | answers, indent=1).decode(), "reports")
+    answers = _ANSWERS.validate_json(file.read_bytes()) if file.exists() else {}
+    wanted = unanswered(shapes, answers) if reuse else list(shapes)
+    console.print(f"{kind}: {len(wanted)} of {len(shapes)} shapes are sent to {url or 'a new server'}")
+    if not wanted:
+        return answers
+    started = nullcontext(url) if url is not None else server(kind, FOLDER / "vllm.log")
+    with started as at, Progress(console=console, transient=True) as progress:
+        task = progress.add_task(kind, total=len(wanted))
+        began_s = time.monotonic()
+        try:
+            for name, answer in record(at, wanted):
+                answers[name] = answer
+                progress.advance(task)
+        finally:
+            write_file(file, _ANSWERS.dump_json(answers, indent=1).decode(), "reports")
+        console.print(f"{kind}: {len(wanted)} answers in {time.monotonic() - began_s:.0f} s")
     return answers
+
+
+def unanswered(shapes: Sequence[Shape], answers: Mapping[str, Answer]) -> list[Shape]:
+    """The shapes without an answer; of those that need the answer to another, all or none."""
+    lacking = {
+        shape.name for shape in shapes if shape.name not in answers or answers[shape.name].digest != shape.digest
+    }
+    chained = {shape.after for shape in shapes if shape.after and {shape.name, shape.after} & lacking}
+    return [shape for shape in shapes if shape.name in lacking or shape.name in chained or shape.after in chained]
 
 
 def main(
     only: Annotated[str, typer.Option(help="Send only shapes whose route or name fits this pattern.")] = "*",
     prompts: Annotated[str, typer.Option(help="remote, local, or both: who computes the prompts in Tandem.")] = "both",
-    reuse: Annotated[bool, typer.Option(help="Take vLLM's answers from an earlier run.")] = False,
+    reuse: Annotated[str, typer.Option(help="vllm or all: do not send again what earlier runs have sent.")] = "",
     vllm_url: Annotated[str | None, typer.Option(help="A plain vLLM that runs.")] = None,
     tandem_url: Annotated[str | None, typer.Option(help="A Tandem that runs; give --prompts too.")] = None,
     out: Annotated[Path, typer.Option(help="Write the report here.")] = FOLDER / "report.md",
@@ -78,10 +90,10 @@ def main(
     kinds = [*TANDEMS] if prompts == "both" else [prompts]
     shapes = [shape for shape in all_shapes() if fnmatch(shape.route, only) or fnmatch(shape.name, only)]
     console.print(f"{len(shapes)} shapes")
-    vllm = answers_of(VLLM, shapes, vllm_url, reuse, console)
+    vllm = answers_of(VLLM, shapes, vllm_url, reuse in (VLLM, "all"), console)
     results: dict[str, Comparison] = {}
     for kind in kinds:
-        tandem = answers_of(kind, shapes, tandem_url, False, console)
+        tandem = answers_of(kind, shapes, tandem_url, reuse == "all", console)
         results[kind] = compared(shapes, vllm, tandem)
     text = markdown(results, is_whole=only == "*")
     write_file(out, text, "--out")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab.compat.shape import Shape, post
-from tests.lab.compat.values import VALUES, WRONG, Fields
+from tests.lab.compat.values import SHORT, VALUES, WRONG, Fields
 
 Schema = dict[str, Any]
 Body = dict[str, Any]
@@ -43,6 +43,7 @@ def schema_shapes(model: Model) -> Iterator[Shape]:
                 body = named(model.base, name) | ({"stream": True} if is_streamed else {}) | change
                 yield post(name, model.route, body, is_determined=is_determined(body))
         body = {key: value for key, value in named(model.base, f"{model.name} {field}").items() if key != field}
+        body |= SHORT.get(field, {})
         if field in model.base:
             yield post(f"{model.name} {field} missing", model.route, body, is_determined=is_determined(body))
 
@@ -69,7 +70,7 @@ def _changes(model: Model, field: str, part: Schema) -> Iterator[tuple[str, Body
         change = value.fields if isinstance(value, Fields) else {field: value}
         yield f"right{number or ''}", named(change, f"{model.name} {field} right{number or ''}")
     yield "wrong type", {field: WRONG.get(field, {"wrong": [1.5]})}
-    yield "null", {field: None}
+    yield "null", {field: None, **SHORT.get(field, {})}
     if (lowest := _lowest(part)) is not None:
         yield "too low", {field: lowest - 1}
 

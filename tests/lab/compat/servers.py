@@ -15,7 +15,7 @@ from tests.lab.stand.fixed_counts import ROOT, fixed_counts
 from tests.lab.stand.plain_vllm import ENVIRONMENT, server_command
 
 MODEL = ROOT / "models" / "tiny"
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S, _END_S = 600.0, 60.0
 # Both servers keep responses, or no request could read one.
 _STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 # What both get beside the arguments of configs/cpu_tiny.yaml: what vLLM's own tests want of their servers, as far as it
@@ -85,7 +85,10 @@ def _vllm(log: Path) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its engine ends when its parent does
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

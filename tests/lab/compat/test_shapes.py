@@ -2,7 +2,10 @@
 
 import json
 
+from tests.lab.compat.answer import Answer
+from tests.lab.compat.diff import unanswered
 from tests.lab.compat.schema_shapes import Model, is_determined, schema_shapes
+from tests.lab.compat.shape import bare
 from tests.lab.compat.values import Fields
 
 SCHEMA = {
@@ -48,3 +51,16 @@ def test_sampling_without_a_seed_is_left_to_chance() -> None:
 
 def test_a_value_may_bring_the_fields_that_it_needs() -> None:
     assert Fields({"a": 1}).fields == {"a": 1}
+
+
+def test_what_an_earlier_run_has_sent_is_not_sent_again() -> None:
+    one, first, second = (
+        bare("one", "GET", "/1"),
+        bare("first", "GET", "/2"),
+        bare("then", "GET", "/3", after="first"),
+    )
+    answers = {each.name: Answer(digest=each.digest, status=200) for each in (one, first, second)}
+    assert unanswered([one, first, second], answers) == []
+    assert unanswered([one, first, second], answers | {"one": Answer(digest="other", status=200)}) == [one]
+    del answers["then"]
+    assert unanswered([one, first, second], answers) == [first, second]

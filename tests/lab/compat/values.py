@@ -60,7 +60,7 @@ VALUES: dict[str, list[Any]] = {
     "/v1/chat/completions/batch messages": [[[_USER], [_USER, {"role": "assistant", "content": "You"}, _USER]], [[]],
                                             []],
     "prompt": ["{name}: you may", ["{name}", "{name} two"], [*range(300, 360)], [[*range(300, 350)], [310, 311]], [],
-               "", [[]], [1024], [-1], ["{name}", 5]],
+               "", [[]], [99999], [-1], ["{name}", 5]],  # [1024], the size of the vocabulary, ends plain vLLM's engine
     "/v1/responses prompt": [{"id": "p1"}],
     "/tokenize prompt": ["{name}: you may", "", "é 漢字 🙂"],
     "input": [
@@ -220,3 +220,6 @@ VALUES: dict[str, list[Any]] = {
 _OBJECTS = ("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "kv_transfer_params",
             "ec_transfer_params", "vllm_xargs", "metadata", "logit_bias", "sampling_params")  # fmt: skip
 WRONG: dict[str, Any] = dict.fromkeys(_OBJECTS, "wrong")
+# What stands beside a field that is null or missing: without it an answer would be as long as the context.
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+SHORT: dict[str, dict[str, Any]] = {field: {"stop": "e"} for field in _LENGTHS}

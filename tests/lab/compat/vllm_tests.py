@@ -39,7 +39,7 @@ def outcomes_of(kind: str, files: Sequence[str], url: str | None, console: Conso
 
 
 def _run(kind: str, files: Sequence[str], url: str) -> Outcomes:
-    out = REPORTS / f"vllm_tests_{kind}.json"
+    out = REPORTS / f"vllm_tests_{kind}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     environment = {
@@ -60,8 +60,13 @@ def _run(kind: str, files: Sequence[str], url: str) -> Outcomes:
         subprocess.run(command, cwd=FOLDER, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
     if not out.exists():
         raise RuntimeError(f"pytest ended without outcomes: read {log.name}")
-    outcomes: Outcomes = json.loads(out.read_text())
-    return outcomes
+    return _read(out)
+
+
+def _read(file: Path) -> Outcomes:
+    """The outcomes in a file; of several of one test, such as of its call and its end, the last counts."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {name: (outcome, text) for name, outcome, text in rows}
 
 
 def lost(vllm: Outcomes, tandem: Outcomes) -> dict[str, str]:
@@ -114,11 +119,9 @@ def main(
     driver_environment()  # before anything imports ray
     console = Console()
     files = [file for file in fetched_tests(MODEL) if only in file]
-    earlier = REPORTS / f"vllm_tests_{VLLM}.json"
+    earlier = REPORTS / f"vllm_tests_{VLLM}.jsonl"
     is_reused = reuse and earlier.exists()
-    outcomes: dict[str, Outcomes] = {
-        VLLM: json.loads(earlier.read_text()) if is_reused else outcomes_of(VLLM, files, vllm_url, console)
-    }
+    outcomes: dict[str, Outcomes] = {VLLM: _read(earlier) if is_reused else outcomes_of(VLLM, files, vllm_url, console)}
     for kind in [*TANDEMS] if prompts == "both" else [prompts]:
         outcomes[kind] = outcomes_of(kind, files, tandem_url, console)
     text = table(outcomes)

@@ -7,7 +7,7 @@ from typing import Any
 from tests.lab.compat.request_models import CHAT, COMPLETION, RESPONSE, TOKENS, USER
 from tests.lab.compat.schema_shapes import named
 from tests.lab.compat.shape import ID, Shape, bare, post
-from tests.lab.compat.values import FUNCTION, TOOL
+from tests.lab.compat.values import FUNCTION, SHORT, TOOL
 
 _COUNT = {"model": "tiny", "messages": CHAT["messages"]}
 # A valid body of each route that takes one.
@@ -51,7 +51,9 @@ def written_shapes() -> Iterator[Shape]:
     for route in ("/generative_scoring", "/invocations", "/v1/messages/render"):
         for field in VALID[route]:
             for kind, value in (("wrong type", {"wrong": [1.5]}), ("null", None)):
-                yield post(f"{route} {field} {kind}", route, named(VALID[route], route) | {field: value})
+                yield post(
+                    f"{route} {field} {kind}", route, named(VALID[route], route) | SHORT.get(field, {}) | {field: value}
+                )
 
 
 def _envelopes(route: str, body: dict[str, Any]) -> Iterator[Shape]:

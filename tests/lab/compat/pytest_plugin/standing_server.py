@@ -7,7 +7,7 @@ ours.
 import json
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -138,14 +138,6 @@ if URL in os.environ:
     sys.modules["tests.conftest"] = _Conftest("tests.conftest")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """No outcomes yet."""
-    config.stash[_FOUND] = {}
-
-
-_FOUND: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that use no server, and skip those of adapters."""
     keep: list[pytest.Item] = []
@@ -161,28 +153,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any]:
-    """Keep the worst outcome of a test's phases."""
-    result: Any = yield
-    report = result.get_result()
-    found = item.config.stash[_FOUND]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write the outcome of a test's phase: that of its call, or what ended it before or after."""
     if report.when == "call" or report.outcome != "passed":
-        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")[-2000:]
-        # A test that is expected to fail counts as skipped, as pytest has it.
-        found[item.nodeid] = (report.outcome, text)
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+        _write(report.nodeid, report.outcome, text)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A file that cannot be imported is told, as one outcome."""
+    """Write that a file cannot be imported; it counts as skipped."""
     if report.failed:
-        _UNCOLLECTED[report.nodeid] = ("uncollected", str(report.longrepr)[-2000:])
+        _write(report.nodeid, "skipped", str(report.longrepr).strip().splitlines()[-1])
 
 
-_UNCOLLECTED: dict[str, tuple[str, str]] = {}
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write all outcomes."""
-    found = _UNCOLLECTED | session.config.stash[_FOUND]
-    Path(os.environ[OUTCOMES]).write_text(json.dumps(found, indent=1))
+def _write(name: str, outcome: str, text: str) -> None:
+    with Path(os.environ[OUTCOMES]).open("a") as file:
+        file.write(json.dumps([name, outcome, text[-2000:]]) + "\n")
