@@ -10,6 +10,8 @@ from aiohttp import web
 
 TOKEN = b'data: {"choices": [{"text": "x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+# Routes for tokens; the answer is the same on all.
+_PATHS = ("/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
 
 
 class FakeEndpoint:
@@ -54,8 +56,8 @@ class FakeEndpoint:
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(client_max_size=1 << 24)
-        app.add_routes([web.post("/v1/completions", self._completions), web.get("/metrics", self._metrics)])
-        app.add_routes([web.get("/v1/models", self._models)])
+        app.add_routes([web.post(path, self._completions) for path in _PATHS])
+        app.add_routes([web.get("/metrics", self._metrics), web.get("/v1/models", self._models)])
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

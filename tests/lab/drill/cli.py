@@ -14,6 +14,7 @@ from serve_app.cli.main import run
 from serve_app.cli.sim_report import print_whole
 from serve_app.cli.terminal import console
 from serve_app.output import write_file
+from tests.lab.drill.apis import APIS
 from tests.lab.drill.faults import FAULTS, DrillError
 from tests.lab.drill.stacks import STACKS, faults_of
 from tests.lab.drill.verdict import VERDICTS
@@ -21,9 +22,11 @@ from tests.lab.drill.verdict import VERDICTS
 commands = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Fault = StrEnum("Fault", {name.replace("-", "_").upper(): name for name in ("all", *FAULTS)})  # type: ignore[misc]
+Api = StrEnum("Api", {name.upper(): name for name in APIS})  # type: ignore[misc]
 Stack = StrEnum("Stack", {name.replace("-", "_").upper(): name for name in STACKS})  # type: ignore[misc]
 
 _OURS = [Stack("tandem")]
+_COMPLETIONS = [Api("completions")]
 _CONFIG = Path(__file__).parent / "tiny.yaml"
 _SHOWN = ("requests", *VERDICTS, "retried", "resumed", "failed_undisturbed")
 
@@ -33,13 +36,14 @@ def drill(
     fault: Annotated[list[Fault], typer.Option(help="The part to break; may be repeated.")],
     config: Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")] = _CONFIG,
     stack: Annotated[list[Stack], typer.Option(help="The stack to break; may be repeated.")] = _OURS,
+    api: Annotated[list[Api], typer.Option(help="API of the requests; several take turns.")] = _COMPLETIONS,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests/s.")] = 2.0,
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the load; each fault runs it twice.")] = 30.0,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the row here, or a list of rows for several drills.")
     ] = None,
 ) -> None:
-    """Break a part of an application under load, on this machine, and check every token of every answer."""
+    """Break a part of an application under load, on this machine, and check the whole output of every answer."""
     from tests.lab.drill.drill import drill as run_drill
     from tests.lab.drill.drill import failures
 
@@ -67,6 +71,7 @@ def drill(
                     stack=one,
                     rate=rate,
                     seconds=seconds,
+                    apis=[str(name) for name in api],
                     say=lambda line: console.print(line, highlight=False, markup=False),
                     on_answer=lambda: progress.advance(task),
                     on_row=keep,

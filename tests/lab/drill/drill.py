@@ -1,4 +1,4 @@
-"""One drill: breaks a part under load and compares every token of every answer with an undisturbed run."""
+"""One drill: breaks a part under load and compares the whole output of every answer with an undisturbed run."""
 
 import asyncio
 import re
@@ -17,6 +17,7 @@ from serve_app.checks.yaml_checks import load_serve_yaml
 from serve_app.local.cluster import NodeSpec, driver_environment
 from serve_app.local.quickstart import without_keys
 from serve_app.sdk import App
+from tests.lab.drill.apis import OUTPUT_TOKENS, Answer
 from tests.lab.drill.faults import (
     DECODE_FAULTS,
     FAULTS,
@@ -30,7 +31,7 @@ from tests.lab.drill.faults import (
     DrillError,
     expire_lease,
 )
-from tests.lab.drill.load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
+from tests.lab.drill.load import INPUT_TOKENS, LONG_TOKENS, run_load
 from tests.lab.drill.settings import set_by_hand, settings, unset
 from tests.lab.drill.stacks import STACKS, faults_of
 from tests.lab.drill.verdict import VERDICTS, verdict
@@ -75,6 +76,7 @@ def drill(
     rate: float,
     seconds: float,
     say: Say,
+    apis: Sequence[str] = ("completions",),
     on_answer: Callable[[], None] = lambda: None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
@@ -87,6 +89,7 @@ def drill(
         rate: requests/s.
         seconds: duration of the load of each run; the fault comes after two fifths of it.
         say: called with a line for each step.
+        apis: names of the APIs that the requests take in turn, from ``APIS``.
         on_answer: called after each answer.
         on_row: called with each row as soon as it is known.
 
@@ -105,7 +108,7 @@ def drill(
     remaining = faults_of(stack, faults)
     while remaining:
         with STACKS[stack].start(document, _nodes(), lambda status: say(f"starting: {status.state}")) as app:
-            send_load = partial(run_load, app.url, args["model"]["id"], rate=rate)
+            send_load = partial(run_load, app.url, args["model"]["id"], rate=rate, apis=apis)
             say("undisturbed run to warm up")
             asyncio.run(send_load(seconds=min(seconds, 10.0), seed=1, salt="warm-up"))
             send_load = partial(send_load, seconds=seconds, seed=0, on_answer=on_answer)
@@ -246,7 +249,7 @@ def compare(
         before: answers of an undisturbed run of the same requests.
         after: answers of the run with the fault.
         broke_s: when the fault began and when it was done, by the clock of the answers' spans.
-        output_tokens: length of a right answer.
+        output_tokens: length of a right answer that has token ids.
     """
     row: dict[str, Any] = {"fault": fault, "requests": len(after)}
     row |= dict.fromkeys((*VERDICTS, "retried", "resumed", "failed_undisturbed"), 0)
@@ -254,12 +257,13 @@ def compare(
     fault_s, front_ended_s = broke_s[0], [broke_s] if fault in FRONT_FAULTS else []
     for expected, answer in zip(before, after, strict=True):
         row["retried"] += answer.retries
-        if not expected.is_ended or len(expected.token_ids) != output_tokens:
+        right = expected.output
+        if not expected.is_ended or not right or (expected.text is None and len(right) != output_tokens):
             row["failed_undisturbed"] += 1  # the right answer is unknown
-            errors[_UUID.sub("...", f"undisturbed: {expected.error or len(expected.token_ids)}")] += 1
-        elif wrong := verdict(answer, expected.token_ids, front_ended_s):
+            errors[_UUID.sub("...", f"undisturbed: {expected.error or len(right)}")] += 1
+        elif wrong := verdict(answer, right, front_ended_s):
             row[wrong] += 1
-            why = answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}"
+            why = answer.error or f"{len(answer.output)} {_unit(expected)} of {len(right)}"
             errors[_UUID.sub("...", why)] += 1
     row["in_flight_at_fault"] = sum(one.span_s[0] <= fault_s <= one.span_s[1] for one in after)
     row["broke_after_s"] = [round(one.span_s[1] - fault_s, 2) for one in after if one.is_cut]
@@ -267,6 +271,10 @@ def compare(
     row["added_gap_p99_s"] = _added_p99([one.gap_s for one in before], [one.gap_s for one in after])
     row["errors"] = dict(errors)
     return row
+
+
+def _unit(answer: Answer) -> str:
+    return "tokens" if answer.text is None else "characters"
 
 
 def failures(row: dict[str, Any]) -> list[str]:

@@ -1,15 +1,15 @@
-"""Requests whose every output token is known: the load of ``make drill``."""
+"""Requests whose whole output is known: the load of ``make drill``."""
 
 import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import aiohttp
 
+from tests.lab.drill.apis import APIS, Answer, Api
 from tests.lab.stand.precedence import ahead_of_others
 
 # A request ends after this time, in seconds.
@@ -22,8 +22,6 @@ _RETRY_S = 0.3
 _CONNECT_S = 30.0
 # Lengths of the prompts, in turn; the second is above the default bound of local prefill.
 INPUT_TOKENS = (40, 400)
-# Length of every answer.
-OUTPUT_TOKENS = 300
 # Length of a long prompt: too long for decode to take it over from prefill's queue; a CPU computes it for 1 to 2 s.
 LONG_TOKENS = 3000
 # Token ids that the tiny model has and that are no special ones.
@@ -31,31 +29,7 @@ _TOKEN_RANGE = (300, 1000)
 # Added to the seed for the further prompts.
 _OTHER_SEED = 1_000_003
 
-
-@dataclass(slots=True, kw_only=True)
-class Answer:
-    """One answer as its client saw it.
-
-    Attributes:
-        token_ids: the output.
-        is_ended: it ended with ``[DONE]`` and without an error.
-        is_cut: the connection broke after the response's headers; a timeout does not count.
-        error: message of the endpoint or the connection.
-        retries: how often the request was sent again after the connection broke before the headers. Refused
-            connections do not count.
-        ttft_s: time from the first sending to the first token.
-        gap_s: the longest time between two events.
-        span_s: when it was sent and when it ended, by the monotonic clock.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    is_ended: bool = False
-    is_cut: bool = False
-    error: str | None = None
-    retries: int = 0
-    ttft_s: float | None = None
-    gap_s: float = 0.0
-    span_s: tuple[float, float] = (0.0, 0.0)
+Request = tuple[Api, dict[str, Any]]
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
@@ -75,6 +49,7 @@ async def run_load(
     seconds: float,
     seed: int,
     salt: str,
+    apis: Sequence[str] = ("completions",),
     more: Sequence[tuple[float, int]] = (),
     faults: Sequence[tuple[float, Callable[[], None]]] = (),
     on_answer: Callable[[], None] = lambda: None,
@@ -88,6 +63,7 @@ async def run_load(
         seconds: duration of the load.
         seed: draws the prompts.
         salt: keeps the prefixes apart from those of other runs in caches.
+        apis: names of the APIs that the requests take in turn.
         more: further prompts: when each is sent, in seconds after the start, and its length in tokens.
         faults: when each fault is called, in seconds after the start, and the function that breaks something.
         on_answer: called after each answer.
@@ -98,27 +74,24 @@ async def run_load(
     count = max(1, round(rate * seconds))
     rng = random.Random(seed + _OTHER_SEED)
     further = [[rng.randrange(*_TOKEN_RANGE) for _ in range(input_tokens)] for _, input_tokens in more]
-    bodies = [
-        {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": OUTPUT_TOKENS,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-            "cache_salt": salt,
-        }
-        for prompt in [*prompts(seed, count), *further]
+    requests = [
+        (api, {"model": model, "stream": True, "cache_salt": salt, **api.body(prompt)})
+        for api, prompt in _in_turn(apis, [*prompts(seed, count), *further])
     ]
     sent_at_s = [*(number / rate for number in range(count)), *(at_s for at_s, _ in more)]
     with ahead_of_others():
-        return await _run(url, bodies, sent_at_s, faults, on_answer)
+        return await _run(url, requests, sent_at_s, faults, on_answer)
+
+
+def _in_turn(apis: Sequence[str], drawn: Sequence[list[int]]) -> Iterator[tuple[Api, list[int]]]:
+    """Each prompt with its API. Every API gets prompts of each length."""
+    for number, prompt in enumerate(drawn):
+        yield APIS[apis[number // len(INPUT_TOKENS) % len(apis)]], prompt
 
 
 async def _run(
     url: str,
-    bodies: Sequence[dict[str, Any]],
+    requests: Sequence[Request],
     sent_at_s: Sequence[float],
     faults: Sequence[tuple[float, Callable[[], None]]],
     on_answer: Callable[[], None],
@@ -130,7 +103,7 @@ async def _run(
         async def one(number: int) -> Answer:
             await asyncio.sleep(max(0.0, started_s + sent_at_s[number] - time.monotonic()))
             sent_s = time.monotonic()
-            answer = await _send(session, f"{url}/v1/completions", bodies[number])
+            answer = await _send(session, url, *requests[number])
             answer.span_s = sent_s, time.monotonic()
             on_answer()
             return answer
@@ -140,7 +113,7 @@ async def _run(
             await asyncio.to_thread(_break, fault)
 
         broken = [asyncio.create_task(break_it(at_s, fault)) for at_s, fault in faults]
-        answers = await asyncio.gather(*(one(number) for number in range(len(bodies))))
+        answers = await asyncio.gather(*(one(number) for number in range(len(requests))))
         await asyncio.gather(*broken)
     return answers
 
@@ -150,18 +123,18 @@ def _break(fault: Callable[[], None]) -> None:
         fault()
 
 
-async def _send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+async def _send(session: aiohttp.ClientSession, url: str, api: Api, body: dict[str, Any]) -> Answer:
     answer = Answer()
     sent_s = time.monotonic()
     while True:
         has_headers = False
         try:
-            async with session.post(url, json=body) as response:
+            async with session.post(f"{url}{api.path}", json=body) as response:
                 has_headers = True
                 if response.status != 200:
                     answer.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                     return answer
-                await _read(response, answer, sent_s)
+                await _read(response, api, answer, sent_s)
                 return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.error = f"{type(error).__name__}: {error}"
@@ -175,24 +148,20 @@ async def _send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
             await asyncio.sleep(_RETRY_S)
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, sent_s: float) -> None:
+async def _read(response: aiohttp.ClientResponse, api: Api, answer: Answer, sent_s: float) -> None:
     last_s = None
     async for line in response.content:
         text = line.strip()
         if text == b"data: [DONE]":
-            answer.is_ended = answer.error is None
+            answer.end()
             continue
         if not text.startswith(b"data: "):
             continue
-        event = json.loads(text.removeprefix(b"data: "))
-        if "error" in event:
-            answer.error = str(event["error"].get("message", event["error"]))[:300]
-            continue
+        api.read(answer, json.loads(text.removeprefix(b"data: ")))
+        answer.events += 1
         now_s = time.monotonic()
-        new = [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-        if new and answer.ttft_s is None:
+        if answer.output and answer.ttft_s is None:
             answer.ttft_s = now_s - sent_s
         if last_s is not None:
             answer.gap_s = max(answer.gap_s, now_s - last_s)
         last_s = now_s
-        answer.token_ids += new

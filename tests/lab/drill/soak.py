@@ -23,8 +23,9 @@ from rich.console import Console
 
 from serve_app.local.cluster import driver_environment
 from serve_app.output import write_file
+from tests.lab.drill.apis import OUTPUT_TOKENS, Answer
 from tests.lab.drill.faults import FAULTS, FRONT_FAULTS, DrillError
-from tests.lab.drill.load import OUTPUT_TOKENS, Answer, prompts, run_load
+from tests.lab.drill.load import prompts, run_load
 from tests.lab.drill.verdict import VERDICTS, verdict
 from tests.lab.stand.fixed_counts import fixed_counts
 from tests.lab.stand.process_memory import Growth, Memory, has_grown

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from serve_app.checks.yaml_checks import load_serve_yaml
+from tests.lab.drill.apis import Answer
 from tests.lab.drill.drill import compare, failures, on_two_parts
 from tests.lab.drill.faults import FAULTS, DrillError
-from tests.lab.drill.load import Answer
 from tests.lab.drill.verdict import VERDICTS
 
 CONFIG = Path(__file__).parent / "tiny.yaml"
@@ -54,6 +54,14 @@ def test_answers_that_never_came_have_no_latency() -> None:
     row = compared("kill-decode", [answer(1)], [Answer(error="HTTP 500")])
     assert row["added_ttft_p99_s"] is None
     assert json.loads(json.dumps(row, allow_nan=False))["lost"] == 1
+
+
+def test_text_of_any_length_may_be_right_but_an_empty_one_is_not() -> None:
+    row = compare("kill-decode", [Answer(text="a b", is_ended=True)], [Answer(text="a", is_ended=True)], (10.0, 10.1))
+    assert (row["truncated"], row["failed_undisturbed"]) == (1, 0)
+    assert row["errors"] == {"1 characters of 3": 1}
+    row = compare("kill-decode", [Answer(text="", is_ended=True)], [Answer(text="", is_ended=True)], (10.0, 10.1))
+    assert row["failed_undisturbed"] == 1
 
 
 def test_requests_in_flight_at_the_fault_are_counted() -> None:

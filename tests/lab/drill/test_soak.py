@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from autoscale.engines.profile import EngineProfile
-from tests.lab.drill.load import OUTPUT_TOKENS, Answer, prompts
+from tests.lab.drill.apis import OUTPUT_TOKENS, Answer
+from tests.lab.drill.load import prompts
 from tests.lab.drill.soak import _KINDS, _RATE, document, grown
 from tests.lab.drill.verdict import VERDICTS
 

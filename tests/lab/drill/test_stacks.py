@@ -17,10 +17,11 @@ import pytest
 from serve_app.cli.main import run
 from serve_app.sdk import Status
 from tests.lab.drill import drill as drill_module
+from tests.lab.drill.apis import OUTPUT_TOKENS, Answer
 from tests.lab.drill.cli import commands
 from tests.lab.drill.drill import failures, since
 from tests.lab.drill.faults import FAULTS
-from tests.lab.drill.load import OUTPUT_TOKENS, Answer, run_load
+from tests.lab.drill.load import run_load
 from tests.lab.drill.stacks import STACKS, Stack, faults_of
 from tests.lab.stand.precedence import ahead_of_others
 from tests.lab.stand.processes import count_running, title

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.drill.load import Answer
+from tests.lab.drill.apis import Answer
 from tests.lab.drill.verdict import VERDICTS, verdict
 
 
@@ -52,3 +52,11 @@ def test_a_stream_is_cut_by_its_front_only_at_its_end(
 def test_a_stream_with_a_wrong_token_is_wrong_even_if_a_front_cut_it() -> None:
     got = answer(7, ended=False, is_cut=True, span_s=(90.0, 95.5))
     assert verdict(got, [1, 2, 3], [(95.0, 95.1)]) == "wrong_tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("a b c", None), ("a b", "truncated"), ("a b b c", "duplicated"), ("a x c", "wrong_tokens")],
+)
+def test_text_is_compared_as_token_ids_are(text: str, what: str | None) -> None:
+    assert verdict(Answer(text=text, is_ended=True), "a b c", []) == what
