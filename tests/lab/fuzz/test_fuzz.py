@@ -222,8 +222,8 @@ def test_bytes_that_are_no_http_may_be_refused_in_any_words_but_not_with_a_serve
 
 def test_equal_faults_are_one_finding() -> None:
     tally = Tally()
-    for number in range(3):
-        tally.count("real", REQUEST, Reply(status=500, text=f"request {number} failed"))
+    for name in ("1", "6d55987d-e597-4cf1-aa97-2513b4a7b8f0", "dd0981f0a62d47f8a58f89bd223a30a8"):
+        tally.count("real", REQUEST, Reply(status=500, text=f"request {name} failed"))
     tally.count("real", REQUEST, Reply(status=400, text=ERROR))
     (finding,) = tally.findings.values()
     assert (finding.count, finding.what, finding.part, finding.request) == (3, "five_xx", "real", REQUEST)

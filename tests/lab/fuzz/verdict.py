@@ -18,6 +18,8 @@ _INNER = re.compile(
     r'"(?:kv|ec)_transfer_params"\s*:(?!\s*null)|remote_(?:engine_id|block_ids|request_id|host|port)|do_remote_\w+'
     r"|Traceback \(most recent|site-packages/"
 )
+# Ids of requests and responses.
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}")
 _ALLOWED = "access-control-allow-origin"
 _NAME = re.compile(r"\w[\w -]+\w")
 # An error may repeat a part of the request, but not a long one.
@@ -85,8 +87,8 @@ class Tally:
         self.find(Finding(what=what, part=part, text=reply.text, status=reply.status, request=request))
 
     def find(self, new: Finding) -> None:
-        """Add a finding; those whose texts differ in numbers and quotations only are one."""
-        gist = "".join(char for char in new.text[:120] if char.isalpha() or char == " ")[:60]
+        """Add a finding; those whose texts differ in ids, numbers and quotations only are one."""
+        gist = "".join(char for char in _ID.sub("", new.text[:200])[:120] if char.isalpha() or char == " ")[:60]
         first = self.findings.setdefault((new.what, new.part, new.request.kind if new.request else "", gist), new)
         if first is not new:
             first.count += 1
