@@ -130,6 +130,9 @@ class EmulatedEngine(LLMEngine):
     async def resolve_lora(self, lora_model: Any) -> None:
         """Do nothing: an adapter changes no time of an emulated engine."""
 
+    async def build_asgi_app(self) -> None:
+        """No HTTP application of vLLM's: an emulated engine answers chat and completions alone."""
+
     def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Not emulated."""
         raise NotImplementedError("the emulated engine generates text only")

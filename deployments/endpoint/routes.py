@@ -139,6 +139,14 @@ NATIVE = (
     Route(name="v2_rerank", path="/v2/rerank", work=Work.PROMPT, what="As `/rerank`."),
 )
 
+_FORMS = {route.path: route.errors for route in NATIVE}
+
+
+def error_form(path: str) -> ErrorForm:
+    """The form of errors at a path, whatever the method; the Responses API's differs in streams only."""
+    return _FORMS.get(path, ErrorForm.OPENAI)
+
+
 # Routes that the endpoint answers itself, as method and path.
 OWN = {
     "GET /v1/models": "All models and their adapters.",

@@ -89,13 +89,13 @@ def parameters() -> dict[str, list[str]]:
     from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
 
     found = {"/generative_scoring": sorted(_fields(GenerativeScoringRequest))}
-    for route in _vllm_routes():
+    for route in vllm_routes():
         if isinstance(route, APIRoute) and route.body_field is not None:
             found[route.path] = sorted(_fields(route.body_field.field_info.annotation))
     return found
 
 
-def _vllm_routes() -> list[Any]:
+def vllm_routes() -> list[Any]:
     """Routes of vLLM's application for all kinds of models, without an engine."""
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser

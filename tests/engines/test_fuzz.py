@@ -10,9 +10,9 @@ import pytest
 from deployments.machine.claims import free_ports
 from tests.lab.fuzz.parts import Part, emulated_part
 from tests.lab.fuzz.requests import bearer
+from tests.lab.fuzz.routes import BODY_ROUTES
 from tests.lab.fuzz.run import fuzz
 from tests.lab.fuzz.verdict import Tally
-from tests.lab.fuzz.wire import ROUTES
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -39,7 +39,7 @@ def test_three_hundred_bad_requests_find_no_fault(app: Any, part: Part) -> None:
     assert tally.by_status["200"] > 20
     assert tally.by_status["400"] > 100
     assert tally.by_status["401"] > 5
-    assert set(tally.by_route) == set(ROUTES)
+    assert set(BODY_ROUTES) <= tally.by_route.keys()
 
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"

@@ -96,6 +96,10 @@ async def test_an_empty_message_is_answered(engine: Any, messages: list[dict[str
     assert json.loads(chat.model_dump_json())["usage"]["prompt_tokens"] >= 1
 
 
+async def test_there_is_no_application_of_vllms(engine: Any) -> None:
+    assert await engine.build_asgi_app() is None  # the base class raises NotImplementedError, which would be a 500
+
+
 @pytest.mark.parametrize("embeds", ["@", ["@", ""]])
 async def test_embeddings_are_refused(engine: Any, embeds: Any) -> None:
     from vllm.exceptions import VLLMValidationError

@@ -114,6 +114,8 @@ async def test_a_wrong_method_is_an_openai_error_that_names_the_right_one() -> N
     response = await ask("POST", "/v1/models")
     assert (response.status_code, response.headers["Allow"]) == (405, "GET")  # RFC 9110 section 15.5.6
     assert response.json()["error"]["message"] == "POST /v1/models: Method Not Allowed"
+    error = (await ask("GET", "/v1/messages")).json()  # in the form of the API that has the path
+    assert (error["type"], error["error"]["message"]) == ("error", "GET /v1/messages: Method Not Allowed")
 
 
 async def test_an_error_of_the_endpoint_itself_is_an_openai_error() -> None:

@@ -11,6 +11,7 @@ _LONG: dict[str, list[Any]] = {
     "regex": ["(" * 300 + ")" * 300, "|" * 999],
     "json": [{"type": "object", "properties": {str(n): {"type": "string"} for n in range(300)}}],
     "path": ["/v1/models/" + "a" * 5000, "/v1/models?x=" + "y" * 9000],
+    "id": ["resp_" + "a" * 5000],
     "method": ["X" * 200],
     "host": ["h" * 300],
     "post_header": [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.endpoint.api_keys import key_line, new_key
+from tests.lab.fuzz.requests import PAGE_ORIGIN
 from tests.lab.stand.fixed_counts import fixed_counts
 
 # Share of the requests that real engines get.
@@ -48,6 +49,7 @@ class Part:
         at_once: requests that are in flight together.
         is_deep: nearly all requests are JSON bodies, and most of them reach the engine.
         max_bulk_bytes: length of the longest bodies.
+        has_description: its engines describe their API (``/openapi.json``).
         settled_kinds: kinds of processes whose memory may not rise steadily; ``None``: all kinds.
     """
 
@@ -58,6 +60,7 @@ class Part:
     at_once: int
     is_deep: bool
     max_bulk_bytes: int
+    has_description: bool
     settled_kinds: frozenset[str] | None = None
 
 
@@ -81,16 +84,20 @@ def emulated_part(requests: int, folder: Path, max_bulk_bytes: int = 40 << 20) -
         at_once=8,
         is_deep=False,
         max_bulk_bytes=max_bulk_bytes,
+        has_description=False,
     )
 
 
 def real_part(requests: int) -> Part:
-    """``configs/cpu_tiny.yaml`` with vLLM's parsers of tools and reasoning, and a short context."""
+    """``configs/cpu_tiny.yaml`` with all routes that a model for text can have, and a short context."""
     document = fixed_counts("cpu_tiny", 1)
-    document["applications"][0]["args"]["engine_kwargs"] |= {
+    args = document["applications"][0]["args"]
+    args["groups"][0]["decode"]["env"] = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+    args["engine_kwargs"] |= {
         "enable_auto_tool_choice": True,
         "tool_call_parser": "hermes",
         "reasoning_parser": "deepseek_v3",
+        "enable_tokenizer_info_endpoint": True,
         "max_model_len": _REAL_CONTEXT_TOKENS,
         "kv_cache_memory_bytes": _REAL_KV_BYTES,
     }
@@ -102,6 +109,7 @@ def real_part(requests: int) -> Part:
         at_once=6,
         is_deep=True,
         max_bulk_bytes=2 << 20,
+        has_description=True,
         settled_kinds=_REAL_KINDS,
     )
 
@@ -110,6 +118,8 @@ def _with_ingress(document: dict[str, Any], **ingress: Any) -> dict[str, Any]:
     document["applications"][0]["args"]["ingress"] |= {
         "request_timeout_s": REQUEST_TIMEOUT_S,
         "metrics_on_public_port": True,
+        "docs": True,
+        "cors": {"allowed_origins": [PAGE_ORIGIN]},
         **ingress,
     }
     return document

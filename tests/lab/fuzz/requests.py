@@ -6,17 +6,21 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tests.lab.fuzz.bodies import Body
 from tests.lab.fuzz.hostile import HOSTILE, hostile
+from tests.lab.fuzz.raw_bodies import bulk, raw_bodies
 from tests.lab.fuzz.raw_wires import END, HOST, raw_wires
-from tests.lab.fuzz.wire import API_ROUTES, METRICS_PORT, OTHER_ROUTE, Request, post
+from tests.lab.fuzz.routes import API_ROUTES, METRICS_PORT, OTHER_ROUTE, POOLING_ROUTES, Body, route_of, valid_body
+from tests.lab.fuzz.wire import Request, post
 
 Requests = st.SearchStrategy[Request]
 # A header line with an API key, and whether the endpoint accepts it.
 Authorization = tuple[str, bool]
 Authorizations = st.SearchStrategy[Authorization]
 
-_ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+# Nearly all clients call these routes: a large share of the requests goes there. The others have vLLM's own code.
+_MAIN_ROUTES = ("/v1/chat/completions", "/v1/completions")
+# A page of this site may call the endpoint that is fuzzed.
+PAGE_ORIGIN = "https://pages.example"
 # Methods and hosts that well-formed HTTP may have here; the endpoint must answer these in OpenAI's shape.
 _PLAIN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _PLAIN_HOSTS = ("127.0.0.1", "127.0.0.1:0")
@@ -25,26 +29,8 @@ _RIGHT_KEY_FRAC = 0.9
 _WRONG_KEY_LINES = ["", "Authorization: \r\n", "Authorization: Bearer\r\n", "Authorization: Bearer \xff\r\n",
                     "Authorization: Basic eDp5\r\n", f"Authorization: Bearer {'k' * 1000}\r\n",
                     "Authorization: Bearer tk-\r\n"]  # fmt: skip
-# Bodies that are no JSON object.
-_NO_OBJECTS = [b"", b"null", b"1", b'"x"', b"[]", b"[1]", b"{}", b"\x00", b"\xff\xfe", b"[" * 100_000, b" " * 70_000,
-               b"{" * 9]  # fmt: skip
-# Values that JSON, UTF-8 or a double cannot have, or only just.
-_ODD_VALUES = [rb'"\ud800"', rb'"a\udFFFb"', b'"\xed\xa0\x80"', b'"\xff"', b'"\xc0\x80"', b"NaN", b"-Infinity",
-               b"1e999", b"-1e999", b"9" * 5000, b"1" * 4000, b"01", b"0x1", b"'x'", b"undefined", b'"\x00"', b'"\n"',
-               b"1.", b"[1,]", b'{"a":1,"a":2}', b'"\\u0000"', b"/**/1", b""]  # fmt: skip
-_ODD_KEYS = [b"user", b"stop", b"cache_salt", b"messages", b"prompt", b"model", b"seed", b"max_tokens", b"x"]
-_DEEP_KEYS = [b"x", b"logit_bias", b"stop", b"tools", b"vllm_xargs", b"chat_template_kwargs"]
-_CODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "utf-7"]
 _CODING_LINES = ["", "Content-Encoding: gzip\r\n", "Content-Encoding: br\r\n", "Accept: image/png\r\n",
                  "Accept-Encoding: *;q=0\r\n"]  # fmt: skip
-# Fields that can be long lists of small things: the key, the opening, one more of them, the closing.
-_BULK = [(b"prompt", b"[1e9", b",1e9", b"]"), (b"prompt", b"[[1]", b",[1]", b"]"), (b"prompt", b'["x"', b',"x"', b"]"),
-         (b"stop", b'["x"', b',"x"', b"]"), (b"bad_words", b'["x"', b',"x"', b"]"), (b"user", b'["', b"x", b'"]'),
-         (b"stop_token_ids", b"[1", b",1", b"]"), (b"allowed_token_ids", b"[1", b",1", b"]"),
-         (b"logprob_token_ids", b"[7", b",7", b"]"), (b"tools", b"[{}", b",{}", b"]"),
-         (b"messages", b'[{"role":"user","content":"x"}', b',{"role":"user","content":"x"}', b"]")]  # fmt: skip
-# Lengths of bulk bodies, to both sides of the endpoint's limit of 32 MiB.
-_BULK_BYTES = (2_000, 20_000, 200_000, 2 << 20, 8 << 20, 31 << 20, 40 << 20)
 
 
 def requests(
@@ -54,29 +40,58 @@ def requests(
 
     Args:
         model: the name that the endpoint serves.
-        bodies: by endpoint, ``chat`` and ``completions``.
+        bodies: by the path of a route.
         key: an API key that the endpoint knows; ``None``: the endpoint needs none.
         is_deep: nearly all of the requests are JSON bodies.
         max_bulk_bytes: length of the longest bodies.
     """
     authorizations = _authorizations(key)
+    valid = {route: json.dumps(valid_body(route, model, "x", 4)).encode() for route in bodies}
+    headers = st.sampled_from([""] * 30 + HOSTILE["post_header"])
     kinds: list[Requests] = []
-    for endpoint, drawn in bodies.items():
-        route = _ROUTES[endpoint]
-        prompt: Body = {"messages": [{"role": "user", "content": "x"}]} if endpoint == "chat" else {"prompt": "x"}
-        valid = json.dumps({"model": model, "max_tokens": 4, **prompt}).encode()
+    for route, drawn in bodies.items():
         raws = drawn.map(lambda body: json.dumps(body, default=str).encode())  # schemathesis marks some bytes
-        headers = st.sampled_from([""] * 30 + HOSTILE["post_header"])
-        kinds += [_posts(route, raws, authorizations, headers, kind="json")] * (36 if is_deep else 12)
-        coding_lines = st.sampled_from(_CODING_LINES)
-        kinds += [_posts(route, _raw_bodies(valid), authorizations, coding_lines, kind="bytes")] * 4
-        kinds += [_hostile(route, valid, authorizations)] * 3
-        kinds.append(_posts(route, _bulk(valid, max_bulk_bytes), authorizations, st.just(""), kind="bulk"))
-    own_paths = ["/v1/models", f"/v1/models/{model}", "/health", "/metrics", *_ROUTES.values()]
-    kinds += [_gets(own_paths, authorizations)] * (2 if is_deep else 10)
-    kinds += [_to_metrics_port(_gets(["/metrics"] * len(own_paths), authorizations))] * (1 if is_deep else 3)
+        kinds += [_posts(route, raws, authorizations, headers, kind="json")] * _share(route, is_deep=is_deep)
+    for routes, share in ((_MAIN_ROUTES, 2), (tuple(bodies.keys() - set(_MAIN_ROUTES)), 5)):
+        kinds += _broken([(route, valid[route]) for route in sorted(routes)], authorizations, max_bulk_bytes) * share
+    # The other kinds of requests reach the routes with bodies only. Hypothesis varies the bodies that it has drawn, so
+    # these are more than their share.
+    without_body = [route for route in API_ROUTES if route not in bodies]
+    own_paths = st.sampled_from([*API_ROUTES, *without_body * 2]).flatmap(lambda route: _filled(route, model))
+    kinds += [_gets(own_paths, authorizations)] * (10 if is_deep else 40)
+    kinds += [_preflights(own_paths, has_key=key is None)] * (2 if is_deep else 8)
+    kinds += [_to_metrics_port(_gets(st.just("/metrics"), authorizations))] * (1 if is_deep else 6)
     kinds.append(_to_metrics_port(_hostile("/metrics", b"{}", authorizations)))
     return st.sampled_from(kinds).flatmap(lambda kind: kind)
+
+
+def _share(route: str, *, is_deep: bool) -> int:
+    """How many of the requests are JSON bodies of this route."""
+    if route in _MAIN_ROUTES:
+        return 36 if is_deep else 12
+    return 1 if route in POOLING_ROUTES else 6 if is_deep else 2
+
+
+def _broken(places: list[tuple[str, bytes]], authorizations: Authorizations, max_bulk_bytes: int) -> list[Requests]:
+    """Bodies and HTTP that are wrong as bytes; ``places``: routes, each with a valid body."""
+    place = st.sampled_from(places)
+    coding_lines, no_line = st.sampled_from(_CODING_LINES), st.just("")
+    return [
+        *[place.flatmap(lambda at: _posts(at[0], raw_bodies(at[1]), authorizations, coding_lines, kind="bytes"))] * 4,
+        *[place.flatmap(lambda at: _hostile(*at, authorizations))] * 3,
+        place.flatmap(lambda at: _posts(at[0], bulk(at[1], max_bulk_bytes), authorizations, no_line, kind="bulk")),
+        place.flatmap(lambda at: _of_no_json(*at, authorizations)),
+    ]
+
+
+def _filled(route: str, model: str) -> st.SearchStrategy[str]:
+    """Paths of a route, with good and bad names in the place of its parameter."""
+    name, _, rest = route.partition("{")[2].partition("}")
+    before = route.partition("{")[0]
+    if not name:
+        return st.just(route)
+    names = st.just(model) | hostile("id") if name == "model" else hostile("id")
+    return names.map(lambda value: before + value.partition("?")[0] + rest + "".join(value.partition("?")[1:]))
 
 
 def bearer(key: str | None) -> str:
@@ -90,8 +105,8 @@ def _authorizations(key: str | None) -> Authorizations:
     right: list[Authorization] = [(bearer(key), True)]
     if key is not None:
         values = [key, f"Basic {key}", f"Bearer {key[:-1]}", f"Bearer {key} {key}"]
-        wrong += [(f"Authorization: {value}\r\n", False) for value in values] + [(f"X-Api-Key: {key}\r\n", False)]
-        right += [(f"authorization:bearer   {key} \r\n", True)]
+        wrong += [(f"Authorization: {value}\r\n", False) for value in values] + [(f"X-Api-Key: {key}x\r\n", False)]
+        right += [(f"authorization:bearer   {key} \r\n", True), (f"X-Api-Key: {key}\r\n", True)]
     copies = round(len(wrong) * _RIGHT_KEY_FRAC / (1.0 - _RIGHT_KEY_FRAC) / len(right))
     return st.sampled_from(right * copies + wrong)
 
@@ -111,44 +126,33 @@ def _posts(
     return st.builds(one, raws, authorizations, headers)
 
 
-def _raw_bodies(valid: bytes) -> st.SearchStrategy[bytes]:
-    """Bodies that are no JSON, or JSON that no text can be; ``valid``: a valid body."""
+def _of_no_json(route: str, valid: bytes, authorizations: Authorizations) -> Requests:
+    """A valid body that says that it is no JSON: a page of another site could send it without being asked."""
 
-    def with_field(key: bytes, value: bytes) -> bytes:
-        return valid[:-1] + b', "%s": %s}' % (key, value)
+    def one(authorization: Authorization, content_type: str) -> Request:
+        line, has_key = authorization
+        return post(route, valid, kind="media", header=line, has_key=has_key, content_type=content_type)
 
-    def nested(key: bytes, depth: int, opening: bytes, closing: bytes) -> bytes:
-        return with_field(key, opening * depth + b"0" + closing * depth)
-
-    positions, depths = st.integers(0, len(valid) - 1), st.sampled_from([50, 99, 150, 2000, 200_000])
-    return st.one_of(
-        st.sampled_from(_NO_OBJECTS),
-        st.binary(max_size=200),
-        positions.map(lambda at: valid[:at]),
-        st.builds(lambda at, byte: valid[:at] + bytes([byte]) + valid[at + 1 :], positions, st.integers(0, 255)),
-        st.builds(with_field, st.sampled_from(_ODD_KEYS), st.sampled_from(_ODD_VALUES)),
-        st.builds(nested, st.sampled_from(_DEEP_KEYS), depths, st.just(b"["), st.just(b"]")),
-        st.builds(nested, st.sampled_from(_DEEP_KEYS), depths, st.just(b'{"a":'), st.just(b"}")),
-        st.builds(
-            lambda coding, text: (valid[:-1].decode() + f', "user": "{text}"}}').encode(coding, "surrogatepass"),
-            st.sampled_from(_CODINGS),
-            st.sampled_from(["x", "é", "\ud800", "\udfff", "👩"]),
-        ),
-    )
+    return st.builds(one, authorizations, hostile("media"))
 
 
-def _bulk(valid: bytes, max_bytes: int) -> st.SearchStrategy[bytes]:
-    """Bodies with a list of many small things."""
+def _preflights(paths: st.SearchStrategy[str], *, has_key: bool) -> Requests:
+    """What a browser asks before a page of another site may call the endpoint; it never sends a key."""
 
-    def one(field: tuple[bytes, bytes, bytes, bytes], size_bytes: int) -> bytes:
-        key, opening, more, closing = field
-        return valid[:-1] + b', "%s": ' % key + opening + more * (size_bytes // len(more)) + closing + b"}"
+    def one(path: str, origin: str, method: str, headers: str) -> Request:
+        asked = f"Access-Control-Request-Headers: {headers}\r\n" if headers else ""
+        line = (
+            f"OPTIONS {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nOrigin: {origin}\r\n"
+            f"Access-Control-Request-Method: {method}\r\n{asked}\r\n"
+        )
+        parts = (line.encode("latin-1"),)
+        is_http = _is_plain(path) and line.isascii()
+        return Request(route=route_of(path), kind="preflight", parts=parts, is_http=is_http, has_key=has_key)
 
-    sizes = st.sampled_from([size for size in _BULK_BYTES if size <= max_bytes])
-    return st.builds(one, st.sampled_from(_BULK), sizes)
+    return st.builds(one, paths, hostile("origin"), hostile("requested_method"), hostile("requested_headers"))
 
 
-def _gets(own_paths: list[str], authorizations: Authorizations) -> Requests:
+def _gets(own_paths: st.SearchStrategy[str], authorizations: Authorizations) -> Requests:
     """Requests without a body, of any method, most of them to the server's own paths."""
 
     def one(method: str, path: str, authorization: Authorization, header: str, host: str) -> Request:
@@ -156,28 +160,25 @@ def _gets(own_paths: list[str], authorizations: Authorizations) -> Requests:
         line = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{key}{header}\r\n"
         is_http = (
             method in _PLAIN_METHODS
-            and path.startswith("/")
-            and not path.startswith("/-/")  # Serve's own
-            and not set(path) & set(" #")
+            and _is_plain(path)
             and host in _PLAIN_HOSTS
             and "Expect" not in header
             and line.isascii()
             and "\x7f" not in line
         )
         parts = (line.encode("latin-1"),)
-        return Request(route=_route(path), kind="get", parts=parts, is_http=is_http, has_key=has_key)
+        return Request(route=route_of(path), kind="get", parts=parts, is_http=is_http, has_key=has_key)
 
     # Hosts that no URL can have are tested too; HAProxy refuses those that are no host at all.
     hosts = st.sampled_from([_PLAIN_HOSTS[0]] * 20 + HOSTILE["host"])
     methods = st.sampled_from(["GET"] * 12 + HOSTILE["method"])
-    return st.builds(one, methods, st.sampled_from(own_paths * 6 + HOSTILE["path"]), authorizations, _headers(), hosts)
+    paths = st.sampled_from([own_paths] * 6 + [hostile("path")]).flatmap(lambda kind: kind)
+    return st.builds(one, methods, paths, authorizations, _headers(), hosts)
 
 
-def _route(path: str) -> str:
-    plain = path.partition("?")[0]
-    if plain in API_ROUTES:
-        return plain
-    return "/v1/models/{model}" if plain.startswith("/v1/models/") else OTHER_ROUTE
+def _is_plain(path: str) -> bool:
+    """Whether HTTP may have this path, and the endpoint gets it: paths below ``/-/`` are Serve's own."""
+    return path.startswith("/") and not path.startswith("/-/") and not set(path) & set(" #")
 
 
 def _headers() -> st.SearchStrategy[str]:

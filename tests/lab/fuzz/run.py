@@ -12,11 +12,13 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 
-from tests.lab.fuzz.bodies import bodies
+from tests.lab.fuzz.bodies import bodies, field_values
 from tests.lab.fuzz.parts import DEADLINE_S, Part
 from tests.lab.fuzz.requests import Requests, bearer, requests
+from tests.lab.fuzz.routes import BODY_ROUTES, METRICS_PORT, OPENAPI_ROUTE, POOLING_ROUTES
+from tests.lab.fuzz.schemas import Schema, body_schemas, vllm_description
 from tests.lab.fuzz.verdict import Finding, Tally, shown, verdict
-from tests.lab.fuzz.wire import METRICS_PORT, Reply, Request, post, send
+from tests.lab.fuzz.wire import Reply, Request, post, send
 from tests.lab.stand.process_memory import Growth, Memory, has_grown
 from tests.lab.stand.processes import Processes, replaced_pids, server_pids
 
@@ -58,16 +60,12 @@ async def fuzz(app: Any, part: Part, seed: int, tally: Tally, advance: Callable[
     Returns:
         How much memory grew, by kind of process.
     """
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
     model, memory = app.config.model.id, Memory(app.processes, _WARM_UP_FRAC)
-    drawn_bodies = {
-        name: bodies(name, kind.model_json_schema(), model, is_deep=part.is_deep)
-        for name, kind in (("chat", ChatCompletionRequest), ("completions", CompletionRequest))
-    }
-    strategy = requests(model, drawn_bodies, key=part.key, is_deep=part.is_deep, max_bulk_bytes=part.max_bulk_bytes)
     send_one = _sender(app)
+    schemas = body_schemas(vllm_description()) | await _own_schemas(send_one, part, tally)
+    values = field_values({route: schemas[route] for route in BODY_ROUTES})
+    drawn_bodies = {route: bodies(route, fields, model, is_deep=part.is_deep) for route, fields in values.items()}
+    strategy = requests(model, drawn_bodies, key=part.key, is_deep=part.is_deep, max_bulk_bytes=part.max_bulk_bytes)
 
     async def watch(progress: Progress) -> None:
         running: set[int] = set()
@@ -96,6 +94,23 @@ async def fuzz(app: Any, part: Part, seed: int, tally: Tally, advance: Callable[
     for kind in grown(growth, part):
         tally.find(Finding(what="memory", part=part.name, text=f"{kind}: {growth[kind]}"))
     return growth
+
+
+async def _own_schemas(send_one: Send, part: Part, tally: Tally) -> dict[str, Schema]:
+    """The schemas of bodies that the endpoint itself gives; emulated engines have none.
+
+    A route with a body that is missing there is a finding.
+    """
+    line = f"GET {OPENAPI_ROUTE} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    reply = await send_one(Request(route=OPENAPI_ROUTE, kind="known", parts=(line.encode(),)))
+    if reply.status == 404 and not part.has_description:
+        return {}
+    schemas = body_schemas(json.loads(reply.text)) if reply.status == 200 else {}
+    missing = sorted(set(BODY_ROUTES) - schemas.keys() - set(POOLING_ROUTES))
+    if missing:
+        text = f"GET {OPENAPI_ROUTE} was answered {reply.status or reply.why}, without {missing}"
+        tally.find(Finding(what="known", part=part.name, text=text))
+    return schemas
 
 
 def grown(growth: Growth, part: Part) -> list[str]:

@@ -13,12 +13,14 @@ import yaml
 
 from deployments.endpoint.api_keys import ApiKeys
 from serve_app.checks.yaml_checks import parse_app_config
-from tests.lab.fuzz.bodies import bodies
+from tests.lab.fuzz.bodies import bodies, field_values
 from tests.lab.fuzz.parts import Part, emulated_part, parts
 from tests.lab.fuzz.requests import requests
+from tests.lab.fuzz.routes import API_ROUTES, BODY_ROUTES, METRICS_PORT, ROUTES, route_of, valid_body
 from tests.lab.fuzz.run import Progress, drawn, ended, grown, known_answers, send_all, smallest
+from tests.lab.fuzz.schemas import body_schemas, vllm_description
 from tests.lab.fuzz.verdict import Tally, verdict
-from tests.lab.fuzz.wire import API_ROUTES, METRICS_PORT, ROUTES, Reply, Request, post, send
+from tests.lab.fuzz.wire import Reply, Request, post, send
 
 SCHEMA: dict[str, Any] = {
     "properties": {"prompt": {"type": "string"}, "n": {"type": "integer"}, "part": {"$ref": "#/$defs/Part"}},
@@ -48,8 +50,9 @@ def get(path: str, **fields: Any) -> Request:
 
 
 def strategy(key: str | None = KEY) -> Any:
-    both = {name: bodies(name, SCHEMA, "m") for name in ("chat", "completions")}
-    return requests("m", both, key=key, is_deep=False, max_bulk_bytes=20_000)
+    values = field_values(dict.fromkeys(BODY_ROUTES, SCHEMA))
+    drawn_bodies = {route: bodies(route, fields, "m") for route, fields in values.items()}
+    return requests("m", drawn_bodies, key=key, is_deep=False, max_bulk_bytes=20_000)
 
 
 @pytest.fixture(name="part")
@@ -59,7 +62,7 @@ def _part(tmp_path: Path) -> Part:
 
 @pytest.fixture(scope="module", name="made")
 def _made() -> list[Request]:
-    return list(drawn(strategy(), 400, 1))
+    return list(drawn(strategy(), 1300, 1))
 
 
 def test_the_same_seed_draws_the_same_requests(made: list[Request]) -> None:
@@ -69,17 +72,48 @@ def test_the_same_seed_draws_the_same_requests(made: list[Request]) -> None:
 
 def test_every_route_and_every_kind_is_drawn(made: list[Request]) -> None:
     assert {request.route for request in made} == set(ROUTES)
-    assert {request.kind for request in made} == {"json", "bytes", "bulk", "get", "wire", "half", "gone", "slow"}
+    assert {request.kind for request in made} == {
+        *("json", "bytes", "bulk", "media", "get", "preflight", "wire", "half", "gone", "slow")
+    }
+
+
+def test_a_body_is_drawn_for_every_route_that_has_one(made: list[Request]) -> None:
+    assert {request.route for request in made if request.kind == "json"} == set(BODY_ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/responses", "/v1/responses"),
+        ("/v1/responses/resp_1?stream=true", "/v1/responses/{response_id}"),
+        ("/v1/responses/../cancel", "/v1/responses/{response_id}/cancel"),
+        ("/v1/responses/a/b", "other"),
+        ("/v1/models/a/b", "/v1/models/{model}"),
+        ("/v1/messages/x", "other"),
+    ],
+)
+def test_a_path_belongs_to_its_route_whatever_id_it_has(path: str, route: str) -> None:
+    assert route_of(path) == route
+
+
+@pytest.mark.vllm
+def test_every_body_has_a_schema_and_a_valid_one_has_its_fields() -> None:
+    schemas = body_schemas(vllm_description())
+    assert set(BODY_ROUTES) <= schemas.keys()
+    for route in BODY_ROUTES:
+        fields = valid_body(route, "m", "x", 4)
+        assert fields.keys() <= schemas[route]["properties"].keys(), route
 
 
 def test_most_requests_carry_the_key_and_some_none_or_another(made: list[Request]) -> None:
     right = f"Authorization: Bearer {KEY}\r\n".encode()
-    of_post = [request for request in made if request.kind in ("json", "bytes", "bulk")]
+    of_post = [request for request in made if request.kind in ("json", "bytes", "bulk", "media")]
     let_in = [request for request in of_post if request.has_key]
     assert 0.8 < len(let_in) / len(of_post) < 0.97
     assert all(KEY.encode() in b"".join(request.parts) for request in let_in)
     refused = [b"".join(request.parts) for request in of_post if not request.has_key]
     assert not any(right in raw for raw in refused)
+    assert any(f"X-Api-Key: {KEY}\r\n".encode() in request.parts[0] for request in let_in)
     assert any(b"Authorization" not in request.parts[0] for request in made if not request.has_key)
     assert all(request.has_key for request in drawn(strategy(None), 100, 1))
 
@@ -188,8 +222,8 @@ def test_bytes_that_are_no_http_may_be_refused_in_any_words_but_not_with_a_serve
 
 def test_equal_faults_are_one_finding() -> None:
     tally = Tally()
-    for number in range(3):
-        tally.count("real", REQUEST, Reply(status=500, text=f"request {number} failed"))
+    for name in ("1", "6d55987d-e597-4cf1-aa97-2513b4a7b8f0", "dd0981f0a62d47f8a58f89bd223a30a8"):
+        tally.count("real", REQUEST, Reply(status=500, text=f"request {name} failed"))
     tally.count("real", REQUEST, Reply(status=400, text=ERROR))
     (finding,) = tally.findings.values()
     assert (finding.count, finding.what, finding.part, finding.request) == (3, "five_xx", "real", REQUEST)

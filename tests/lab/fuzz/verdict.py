@@ -1,16 +1,27 @@
 """What is wrong with the answer to a bad request, and how often."""
 
-import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.lab.fuzz.wire import METRICS_PORT, OTHER_ROUTE, Reply, Request
+from deployments.endpoint.routes import error_form
+from tests.lab.fuzz.errors import error_of, json_object
+from tests.lab.fuzz.requests import PAGE_ORIGIN
+from tests.lab.fuzz.routes import JSON_ROUTES, KEYED_ROUTES, METRICS_PORT, OTHER_ROUTE
+from tests.lab.fuzz.streams import is_stream, of_stream
+from tests.lab.fuzz.wire import Reply, Request
 
-# Routes whose answers are JSON objects, and those that need an API key.
-_JSON_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}")
-_KEYED_ROUTES = (*_JSON_ROUTES, "/metrics")
-_DONE = "data: [DONE]"
+# Names that only messages between prefill and decode have, and values that no answer may have. An answer may repeat
+# what its client has sent.
+_INNER = re.compile(
+    r'"(?:kv|ec)_transfer_params"\s*:(?!\s*null)|remote_(?:engine_id|block_ids|request_id|host|port)|do_remote_\w+'
+    r"|Traceback \(most recent|site-packages/"
+)
+# Ids of requests and responses.
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}")
+_ALLOWED = "access-control-allow-origin"
+_NAME = re.compile(r"\w[\w -]+\w")
 # An error may repeat a part of the request, but not a long one.
 _MAX_ERROR_CHARS = 16_384
 # What a finding shows of the answer, in characters, and of the request, in bytes.
@@ -76,8 +87,8 @@ class Tally:
         self.find(Finding(what=what, part=part, text=reply.text, status=reply.status, request=request))
 
     def find(self, new: Finding) -> None:
-        """Add a finding; those whose texts differ in numbers and quotations only are one."""
-        gist = "".join(char for char in new.text[:120] if char.isalpha() or char == " ")[:60]
+        """Add a finding; those whose texts differ in ids, numbers and quotations only are one."""
+        gist = "".join(char for char in _ID.sub("", new.text[:200])[:120] if char.isalpha() or char == " ")[:60]
         first = self.findings.setdefault((new.what, new.part, new.request.kind if new.request else "", gist), new)
         if first is not new:
             first.count += 1
@@ -94,7 +105,9 @@ def verdict(request: Request, reply: Reply) -> str | None:
 
     ``five_xx``: a server's error. ``hang``: no answer, or one that says that it took too long. ``cut``: a part of
     an answer. ``auth``: accepted without a key, or refused with one. ``refused``: for lack of room, though there is
-    room. ``shape``: neither what was asked for nor an error in OpenAI's shape.
+    room. ``leak``: it has what only Tandem's own processes may see. ``cors``: a page of another site may read it.
+    ``media``: a body was accepted that is no JSON by its own words. ``shape``: neither what was requested nor an error
+    in the form of its API.
     """
     if reply.why == "hang":
         return "hang"
@@ -102,46 +115,57 @@ def verdict(request: Request, reply: Reply) -> str | None:
         return "cut" if reply.why == "cut" and request.is_http else None
     if reply.status >= 500:
         return "five_xx"
+    if _is_leak(request, reply):
+        return "leak"
+    origin = PAGE_ORIGIN if f"Origin: {PAGE_ORIGIN}\r\n".encode() in request.parts[0] else None
+    if reply.headers.get(_ALLOWED, origin) != origin:
+        return "cors"
+    if request.is_http and request.kind == "preflight":
+        return _of_preflight(reply, origin)
     if reply.status >= 400:
         return _of_refusal(request, reply)
-    if request.is_http and not request.has_key and request.route in _KEYED_ROUTES:
-        return "auth"
-    if reply.text.startswith("data: "):
-        return _of_stream(reply.text)
-    return _of_answer(request, reply) if request.is_http and not request.is_head else None
+    return _of_success(request, reply)
+
+
+def _is_leak(request: Request, reply: Reply) -> bool:
+    """Whether an answer has a name of Tandem's inner messages that its request does not have."""
+    sent = b"".join(request.parts).decode("latin-1")
+    names = {match[0] for found in _INNER.findall(reply.text) if (match := _NAME.search(found))}
+    return any(name not in sent for name in names)
+
+
+def _of_preflight(reply: Reply, origin: str | None) -> str | None:
+    """The verdict on an answer to a browser; ``origin``: the page that may call the endpoint, if it has asked."""
+    if reply.headers.get(_ALLOWED) != origin:
+        return "cors"
+    return (
+        None if reply.status == 200 or (reply.status == 400 and reply.text.startswith("Disallowed CORS")) else "shape"
+    )
 
 
 def _of_refusal(request: Request, reply: Reply) -> str | None:
-    error = _error(reply.text)
+    error = error_of(reply.text, error_form(request.route))
     # The server may wait in vain for the rest of a request that was sent in part.
-    if reply.status == 408 and (request.is_http or _is_timeout(error)):
+    if reply.status == 408 and (request.is_http or (error is not None and error.is_late)):
         return "hang"
     # Admission has no limit here that could refuse a request.
-    if reply.status == 429 and "ingress.max_bodies_bytes" not in str(error.get("message")):
+    if reply.status == 429 and (error is None or "ingress.max_bodies_bytes" not in error.message):
         return "refused"
     if reply.status == 401 and request.is_http and request.has_key:
         return "auth"
-    is_openai = request.is_http and not request.is_head and request.route != METRICS_PORT
-    is_right = _is_openai_error(error) and len(reply.text) < _MAX_ERROR_CHARS
-    return "shape" if is_openai and not is_right else None
+    has_form = request.is_http and not request.is_head and request.route != METRICS_PORT
+    is_right = error is not None and error.is_right and len(reply.text) < _MAX_ERROR_CHARS
+    return "shape" if has_form and not is_right else None
 
 
-def _of_stream(text: str) -> str | None:
-    """The worst verdict on the events of a stream, or that its end is missing."""
-    events = [event for event in text.split("\n\n") if event]
-    verdicts = {_of_event(event.removeprefix("data: ")) for event in events if event != _DONE}
-    if events[-1] != _DONE:
-        verdicts.add("shape")
-    return next((what for what in ("five_xx", "hang", "shape") if what in verdicts), None)
-
-
-def _of_event(text: str) -> str | None:
-    error = _error(text)
-    if error.get("type") == "server_error":
-        return "five_xx"
-    if _is_timeout(error):
-        return "hang"
-    return "shape" if _object(text) is None or (error and not _is_openai_error(error)) else None
+def _of_success(request: Request, reply: Reply) -> str | None:
+    if request.is_http and not request.has_key and request.route in KEYED_ROUTES:
+        return "auth"
+    if request.kind == "media":
+        return "media"
+    if is_stream(reply.text):
+        return of_stream(reply.text, error_form(request.route))
+    return _of_answer(request, reply) if request.is_http and not request.is_head else None
 
 
 def _of_answer(request: Request, reply: Reply) -> str | None:
@@ -152,31 +176,8 @@ def _of_answer(request: Request, reply: Reply) -> str | None:
         is_right = reply.status == 307 and request.route == OTHER_ROUTE
     elif request.route in ("/metrics", METRICS_PORT):
         is_right = "# TYPE tandem_" in reply.text
-    elif request.route in _JSON_ROUTES:
-        answer = _object(reply.text)
-        is_right = bool(answer) and "error" not in (answer or {})
+    elif request.route in JSON_ROUTES:
+        answer = json_object(reply.text)
+        # A response of the Responses API has an ``error`` of its own.
+        is_right = bool(answer) and not (answer or {}).get("error")
     return None if is_right else "shape"
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; ``None``: it is none."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _error(text: str) -> dict[str, Any]:
-    """The ``error`` object of an answer; empty without one."""
-    error = (_object(text) or {}).get("error")
-    return error if isinstance(error, dict) else {}
-
-
-def _is_openai_error(error: dict[str, Any]) -> bool:
-    return bool(error.get("message")) and {"type", "param", "code"} <= error.keys()
-
-
-def _is_timeout(error: dict[str, Any]) -> bool:
-    """Whether the endpoint says that an answer took longer than it may; a stream cannot say it by its status."""
-    return error.get("code") == "timeout" or "ingress.request_timeout_s" in str(error.get("message"))

@@ -1,17 +1,11 @@
 """One request as bytes on a socket, and the answer that comes back."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
 
-# Route of requests to the server of ``ingress.metrics_port``, which is not the endpoint.
-METRICS_PORT = "metrics port"
-# Route of requests to every path that the endpoint does not serve.
-OTHER_ROUTE = "other"
-API_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/metrics")
-ROUTES = (*API_ROUTES, METRICS_PORT, OTHER_ROUTE)
 # An answer is read up to this length, in bytes; the longest right ones have a few MiB.
 _MAX_ANSWER_BYTES = 64 << 20
 # Seconds between the last byte of malformed HTTP and the end of the client's side of the connection.
@@ -23,12 +17,12 @@ class Request:
     """One request.
 
     Attributes:
-        route: one of ``ROUTES``.
+        route: one of ``ROUTES`` (see ``routes``).
         kind: how it was made, for the report.
         parts: the bytes, written one part after the other.
         pause_s: pause after each part.
         is_abandoned: the client closes the connection without reading an answer.
-        is_http: the HTTP is well-formed, so that Tandem must answer, with OpenAI's errors if it refuses.
+        is_http: the HTTP is well-formed, so that Tandem must answer, with the errors of the route's API if it refuses.
         has_key: it carries an API key that the endpoint knows, or the endpoint needs none.
         seed: seed of the batch that it was drawn in.
     """
@@ -50,17 +44,26 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer: its status, or why it has none (``cut``, ``hang``, ``abandoned``)."""
+    """An answer: its status, or why it has none (``cut``, ``hang``, ``abandoned``); names of headers are lower case."""
 
     status: int | None = None
     text: str = ""
     why: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
-def post(route: str, raw: bytes, *, kind: str, header: str = "", **fields: Any) -> Request:
+def post(
+    route: str,
+    raw: bytes,
+    *,
+    kind: str,
+    header: str = "",
+    content_type: str = "Content-Type: application/json\r\n",
+    **fields: Any,
+) -> Request:
     """A well-formed POST of these bytes; ``header``: whole header lines; ``fields``: of the request."""
     head = (
-        f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{content_type}"
         f"Content-Length: {len(raw)}\r\n{header}\r\n"
     )
     return Request(route=route, kind=kind, parts=(head.encode("latin-1") + raw,), **fields)
@@ -131,12 +134,13 @@ def worst_answer(received: bytes, *, is_head: bool) -> Reply:
 
 
 def _next_answer(client: h11.Connection) -> Reply:
-    status, body = 0, bytearray()
+    status, headers, body = 0, dict[str, str](), bytearray()
     while not isinstance(event := client.next_event(), h11.EndOfMessage):
         if isinstance(event, h11.Response):
             status = event.status_code
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         elif isinstance(event, h11.Data):
             body += event.data
         elif not isinstance(event, h11.InformationalResponse):
             raise h11.RemoteProtocolError(f"the answer ends early: {event!r}")
-    return Reply(status=status, text=body.decode(errors="replace"))
+    return Reply(status=status, text=body.decode(errors="replace"), headers=headers)
