@@ -23,12 +23,16 @@ _CONNECTION = frozenset({"date", "server", "content-length", "transfer-encoding"
 
 
 class Answer(BaseModel):
-    """An answer as it came; ``digest``: of its shape; ``seconds``: until its end."""
+    """An answer as it came.
+
+    ``digest``: of its shape; ``is_cut``: the connection ended before the answer did; ``seconds``: until its end.
+    """
 
     digest: str
     status: int
     headers: dict[str, str] = {}
     text: str = ""
+    is_cut: bool = False
     seconds: float = 0.0
 
     @property
@@ -48,23 +52,32 @@ def record(url: str, shapes: Iterable[Shape]) -> Iterator[tuple[str, Answer]]:
 
 
 def send(url: str, shape: Shape, identity: str) -> Answer:
-    """The answer to one shape; ``identity``: replaces the id in its path and body."""
+    """The answer to one shape; ``identity``: replaces the id in its path and body.
+
+    Raises RuntimeError: the server does not listen any more.
+    """
     if shape.after is not None and shape.method == "GET":
         time.sleep(_BACKGROUND_S)
     began_s = time.monotonic()
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
     body = None if shape.raw is None else shape.raw.replace(ID.encode(), identity.encode())
+    answer = Answer(digest=shape.digest, status=HUNG)
     try:
         connection.request(shape.method, shape.path.replace(ID, identity), body, dict(shape.headers))
         response = connection.getresponse()
-        status, text = response.status, response.read().decode("utf-8", "replace")
         headers = {name.lower(): value for name, value in response.getheaders() if name.lower() not in _CONNECTION}
+        answer = answer.model_copy(update={"status": response.status, "headers": headers})
+        answer.text = response.read().decode("utf-8", "replace")
+    except http.client.IncompleteRead as error:
+        answer.text, answer.is_cut = error.partial.decode("utf-8", "replace"), True
+    except ConnectionRefusedError:
+        raise RuntimeError(f"the server has ended; the shape before {shape.name!r} may be the cause") from None
     except (OSError, http.client.HTTPException) as error:
-        status, text, headers = HUNG, f"{type(error).__name__}: {error}", {}
+        answer.text, answer.is_cut = f"{type(error).__name__}: {error}", True
     finally:
         connection.close()
-    seconds = time.monotonic() - began_s
-    return Answer(digest=shape.digest, status=status, headers=headers, text=text, seconds=seconds)
+    answer.seconds = time.monotonic() - began_s
+    return answer
 
 
 def events(text: str) -> list[tuple[str, Any]]:

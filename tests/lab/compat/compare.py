@@ -11,6 +11,8 @@ from tests.lab.compat.normal import Normal, structure
 # Logprobs may differ by this. Both servers compute in float32, but Tandem computes the last token of a prompt in a
 # batch of another shape, and the kernels of a matrix product add up in another order then.
 LOGPROB_TOLERANCE = 1e-3
+# Tandem may take this much longer, seconds: the machine may be busy. A request that waits for a time-out takes longer.
+_SLOWER_S = 10.0
 # Characters of a value that a difference quotes.
 _QUOTED = 300
 
@@ -20,7 +22,7 @@ class Difference:
     """One difference.
 
     Attributes:
-        kind: ``status``, ``header``, ``frame``, ``missing`` or ``extra`` key, ``type`` or ``value``.
+        kind: ``status``, ``cut``, ``slow``, ``header``, ``frame``, ``missing`` or ``extra`` key, ``type`` or ``value``.
         where: the place in the answer, without the numbers of list elements.
         vllm: what plain vLLM has there; empty: nothing.
         tandem: what Tandem has there; empty: nothing.
@@ -35,11 +37,17 @@ class Difference:
 def differences(vllm: Normal, tandem: Normal, *, is_determined: bool = True) -> list[Difference]:
     """All differences, each kind and place once; ``is_determined``: whether values are compared, and not types alone.
 
-    If the statuses differ, the bodies say different things, and only the statuses count.
+    If the statuses differ, or one answer is cut off, the bodies say different things, and only this counts.
     """
     if vllm.status != tandem.status:
         return [_of("status", "", *(f"{each.status} {_message(each.body)}" for each in (vllm, tandem)))]
-    found = [*_of_headers(vllm.headers, tandem.headers), *_of_frames(vllm.frames, tandem.frames)]
+    if vllm.is_cut != tandem.is_cut:
+        return [_of("cut", "", *("cut off" if each.is_cut else "whole" for each in (vllm, tandem)))]
+    found = [
+        *_of_time(vllm.seconds, tandem.seconds),
+        *_of_headers(vllm.headers, tandem.headers),
+        *_of_frames(vllm.frames, tandem.frames),
+    ]
     if is_determined:
         found += _of_values(vllm.body, tandem.body, "body")
     else:
@@ -57,6 +65,11 @@ def _message(body: Any) -> str:
 
 def _of(kind: str, where: str, vllm: Any, tandem: Any) -> Difference:
     return Difference(kind=kind, where=where, vllm=str(vllm)[:_QUOTED], tandem=str(tandem)[:_QUOTED])
+
+
+def _of_time(vllm: float, tandem: float) -> Iterator[Difference]:
+    if tandem > vllm + _SLOWER_S:
+        yield _of("slow", "", f"{vllm:.1f} s", f"{tandem:.1f} s")
 
 
 def _of_headers(vllm: dict[str, str], tandem: dict[str, str]) -> Iterator[Difference]:

@@ -18,6 +18,10 @@ _TIMES = re.compile(r"^(created|created_at|completed_at|.*_time|.*_ms|.*_timesta
 # Fields of a piece that continue what earlier pieces of the stream have begun.
 _CONTINUED = frozenset({"content", "reasoning", "reasoning_content", "text", "delta", "arguments", "partial_json",
                         "thinking", "refusal"})  # fmt: skip
+# The address at which a server listens, such as in Location.
+_SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
+# A hash of an engine's configuration, which the connector for KV is a part of.
+_FINGERPRINT = "system_fingerprint"
 # Number of an event in its stream: it depends on how a server cuts the text into pieces.
 _POSITION = "sequence_number"
 
@@ -31,22 +35,35 @@ class Normal:
         headers: headers without those of the connection, with their normal values.
         body: JSON, text, or the pieces of a stream put together.
         frames: for each choice of a stream, what kinds of events came in which order; empty: the answer is no stream.
+        is_cut: the connection ended before the answer did.
+        seconds: until its end.
     """
 
     status: int
     headers: dict[str, str]
     body: Any
     frames: dict[str, list[Any]]
+    is_cut: bool = False
+    seconds: float = 0.0
 
 
 def normal(answer: Answer) -> Normal:
     """The answer without what chance and time decide."""
     ids: dict[str, str] = {}
     headers = {name: _plain(value, ids) for name, value in answer.headers.items()}
-    if not is_stream(answer.headers):
-        return Normal(status=answer.status, headers=headers, body=_clean(parsed(answer.text), ids), frames={})
-    cleaned = [(name, _clean(data, ids)) for name, data in events(answer.text) if (name, data) != ("", "")]
-    return Normal(status=answer.status, headers=headers, body=joined(cleaned), frames=frames(cleaned))
+    if is_stream(answer.headers):
+        stream = [(name, _clean(data, ids)) for name, data in events(answer.text) if (name, data) != ("", "")]
+        body, kinds = joined(stream), frames(stream)
+    else:
+        body, kinds = _clean(parsed(answer.text), ids), {}
+    return Normal(
+        status=answer.status,
+        headers=headers,
+        body=body,
+        frames=kinds,
+        is_cut=answer.is_cut,
+        seconds=answer.seconds,
+    )
 
 
 def _clean(value: Any, ids: dict[str, str], key: str = "") -> Any:
@@ -55,7 +72,7 @@ def _clean(value: Any, ids: dict[str, str], key: str = "") -> Any:
     if isinstance(value, list):
         return [_clean(each, ids) for each in value]
     if isinstance(value, str):
-        return _plain(value, ids)
+        return value.rpartition("-")[0] if key == _FINGERPRINT else _plain(value, ids)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "<time>" if is_number and _TIMES.match(key) else "<position>" if key == _POSITION else value
 
@@ -64,7 +81,7 @@ def _plain(text: str, ids: dict[str, str]) -> str:
     def number(match: re.Match[str]) -> str:
         return match[1] + ids.setdefault(match[2], f"<id {len(ids)}>")
 
-    return _ID.sub(number, text)
+    return _ID.sub(number, _SERVER.sub("<server>", text))
 
 
 def joined(stream: Iterable[tuple[str, Any]]) -> list[Any]:

@@ -1,10 +1,11 @@
 """The table of the differential test, and every difference by its cause."""
 
 import datetime
+import re
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.lab.compat.answer import Answer
@@ -42,22 +43,49 @@ class Comparison:
         """Whether a difference has no reason; ``is_whole``: whether every shape was sent, so that each rule is used."""
         return any(counts["unexplained"] for counts in self.counts().values()) or bool(is_whole and self.unused())
 
-    def causes(self) -> list[tuple[tuple[str, Difference], list[str]]]:
-        """The unexplained differences that are alike, with the names of their shapes; the most frequent first."""
-        causes: dict[tuple[str, Difference], list[str]] = defaultdict(list)
+    def causes(self) -> list["Cause"]:
+        """The unexplained differences that are alike; those of the most shapes first."""
+        causes: dict[tuple[str, ...], Cause] = {}
         for shape, found in self.rows:
-            for difference, rule in found:
+            for each, rule in found:
                 if rule is None:
-                    causes[shape.route, difference].append(shape.name)
-        return sorted(causes.items(), key=lambda cause: -len(cause[1]))
+                    key = each.kind, each.where, *_general(each)
+                    causes.setdefault(key, Cause(first=each)).shapes.append(shape)
+        return sorted(causes.values(), key=lambda cause: -len(cause.shapes))
 
     def unexplained_rows(self) -> list[dict[str, Any]]:
         """The unexplained differences as JSON."""
         return [
-            {"route": route, "kind": each.kind, "where": each.where, "vllm": each.vllm, "tandem": each.tandem,
-             "shapes": names}
-            for (route, each), names in self.causes()
-        ]  # fmt: skip
+            {**asdict(cause.first), "routes": cause.routes, "shapes": [shape.name for shape in cause.shapes]}
+            for cause in self.causes()
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Differences that are alike: the first of them, and the shapes that show one."""
+
+    first: Difference
+    shapes: list[Shape] = field(default_factory=list)
+
+    @property
+    def routes(self) -> list[str]:
+        """The routes of the shapes, each once."""
+        return [*dict.fromkeys(shape.route for shape in self.shapes)]
+
+
+def _general(each: Difference) -> tuple[str, str]:
+    """What both servers have, without what differs from shape to shape.
+
+    Of a status of vLLM only the number counts, and of a message of vLLM nothing: Tandem's tells the cause.
+    """
+    vllm = each.vllm[:3] if each.kind == "status" else "" if each.where.endswith(".message") else _plain(each.vllm)
+    return vllm, _plain(each.tandem)
+
+
+def _plain(text: str) -> str:
+    """A text without numbers, names in quotes, methods and paths."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|[A-Z]+ /\S*|<id \d+>|-?\d+(\.\d+)?", "#", text)
 
 
 def compared(shapes: Sequence[Shape], vllm: Mapping[str, Answer], tandem: Mapping[str, Answer]) -> Comparison:
@@ -92,17 +120,20 @@ def markdown(results: Mapping[str, Comparison], *, is_whole: bool) -> str:
             lines.append(f"| {route} | {' | '.join(map(str, numbers))} |")
     for kind, result in results.items():
         if causes := result.causes():
-            lines += ["", f"## Unexplained, prompts {kind}", "", "| shapes | route | what | vLLM | Tandem | such as |"]
+            lines += ["", f"## Unexplained, prompts {kind}", "", "| shapes | what | vLLM | Tandem | routes | such as |"]
             lines.append("|---:|---|---|---|---|---|")
-            for (route, each), names in causes:
-                what = f"{each.kind} {each.where}"
-                cells = (route, what, each.vllm, each.tandem, "; ".join(names[:_NAMED]))
-                lines.append(f"| {len(names)} | {' | '.join(map(_cell, cells))} |")
+            for cause in causes:
+                named = [shape.name for shape in cause.shapes[:_NAMED]]
+                each = cause.first
+                cells = (f"{each.kind} {each.where}", each.vllm, each.tandem, ", ".join(cause.routes), "; ".join(named))
+                lines.append(f"| {len(cause.shapes)} | {' | '.join(map(_cell, cells))} |")
     lines += ["", "## Expected differences", "", "| reason | what | shapes, by kind of prompts |", "|---|---|---|"]
     for rule in EXPECTED:
         used = {kind: sum(rule in [each for _, each in found] for _, found in result.rows)
                 for kind, result in results.items()}  # fmt: skip
-        lines.append(f"| {_cell(rule.reason)} | {_cell(f'{rule.kind} {rule.where}')} | {_cell(str(used))} |")
+        lines.append(
+            f"| {_cell(rule.reason)} | {_cell(f'{rule.route}: {rule.kind} {rule.where}')} | {_cell(str(used))} |"
+        )
     if is_whole:
         gone = {rule.reason for result in results.values() for rule in result.unused()}
         lines += ["", *(f"No longer needed, remove the rule: {reason}" for reason in sorted(gone))]
@@ -110,4 +141,4 @@ def markdown(results: Mapping[str, Comparison], *, is_whole: bool) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:_CELL]
+    return re.sub(r"[^\x20-\U0010ffff]", " ", text).replace("|", "\\|")[:_CELL]

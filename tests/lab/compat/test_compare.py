@@ -61,8 +61,21 @@ def test_frames_tell_the_first_kind_of_event_that_differs() -> None:
 
 
 def test_a_rule_explains_what_all_its_patterns_match() -> None:
-    rule = Expected(reason="r", kind="header", where="x-.*", vllm="", shape="GET .*")
+    rule = Expected(reason="r", kind="header", where="x-.*", route="/a", vllm="", shape="GET .*")
     difference = Difference(kind="header", where="x-a", tandem="1")
     assert rule_of(bare("GET /a", "GET", "/a"), difference, [rule]) == rule
     assert rule_of(bare("PUT /a", "PUT", "/a"), difference, [rule]) is None
+    assert rule_of(bare("GET /b", "GET", "/b"), difference, [rule]) is None
     assert rule_of(bare("GET /a", "GET", "/a"), Difference(kind="header", where="x-a", vllm="2"), [rule]) is None
+
+
+def test_an_answer_that_is_cut_off_differs_from_a_whole_one() -> None:
+    cut = Normal(status=200, headers={}, body="x", frames={}, is_cut=True)
+    (one,) = differences(cut, answer("x"))
+    assert (one.kind, one.vllm, one.tandem) == ("cut", "cut off", "whole")
+
+
+def test_an_answer_that_waited_for_a_time_out_is_slow() -> None:
+    slow = Normal(status=200, headers={}, body="x", frames={}, seconds=30.1)
+    assert [each.kind for each in differences(answer("x"), slow)] == ["slow"]
+    assert differences(slow, answer("x")) == []

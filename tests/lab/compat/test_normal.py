@@ -67,3 +67,9 @@ def test_the_structure_of_a_list_is_that_of_its_elements_once() -> None:
         "a": ["int", "null"],
         "b": [{"c": "float"}],
     }
+
+
+def test_the_address_of_a_server_and_the_hash_of_its_engine_are_left_out() -> None:
+    text = '{"system_fingerprint": "vllm-0.29.0-0123abcd", "at": "http://127.0.0.1:8000/v1"}'
+    expected = {"system_fingerprint": "vllm-0.29.0", "at": "<server>/v1"}
+    assert normal(Answer(digest="", status=200, text=text)).body == expected
