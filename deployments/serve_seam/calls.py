@@ -3,10 +3,14 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
+from ray.serve import context as serve_context
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -41,6 +45,25 @@ async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: floa
         numbers = f"{len(late)} of {len(replies)}"
         logger.warning("%s replicas of %s did not answer %s in %g s", numbers, name, method, timeout_s)
     return [reply.result() for reply in done if not reply.cancelled() and reply.exception() is None]
+
+
+@contextmanager
+def own_call_id() -> Iterator[None]:
+    """Context in which a call of another replica has an id of its own.
+
+    Serve gives all calls of one request the id of that request. Its router finds waiting calls by this id, so of two
+    calls at the same time one is never sent: a completion of two prompts waited for the time limit of prefill.
+
+    Needs: ``_serve_request_context`` of ``ray.serve.context``, a frozen or plain dataclass with
+    ``_internal_request_id``; without that id a call gets a new one.
+    Without it: no replica serves a request; the error names the missing part.
+    """
+    present = serve_context._get_serve_request_context()
+    token = serve_context._serve_request_context.set(replace(present, _internal_request_id=""))
+    try:
+        yield
+    finally:
+        serve_context._serve_request_context.reset(token)
 
 
 def is_answer_too_large(error: Exception) -> bool:

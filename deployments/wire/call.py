@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.serve_seam.calls import is_answer_too_large
+from deployments.serve_seam.calls import is_answer_too_large, own_call_id
 from router.ray_health import CallHealth, HealthFeed
 from router.routing import Routed
 
@@ -157,7 +157,8 @@ class Call(Generic[Piece]):
         self.has_begun = False  # a piece has come
         self.has_ended = False  # the replica has ended the answer
         self._caller = caller
-        self._stream = caller.handle.remote(request)
+        with own_call_id():
+            self._stream = caller.handle.remote(request)
         self._pieces: AsyncIterator[Piece] = aiter(self._stream)
         self._last: Piece | None = None  # the latest piece
         self._failure: CallError | None = None  # what has ended the call: its deadline, or a lost replica

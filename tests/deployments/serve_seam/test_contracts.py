@@ -213,3 +213,23 @@ def test_contract_start_hosts_prestart() -> None:
     fields = node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields_by_name
     assert {"language", "num_workers", "keep_alive_duration_secs", "runtime_env_info"} <= set(fields)
     assert "def init_grpc_channel(" in installed_source("ray/_private/grpc_utils.py")
+
+
+@pytest.mark.ray
+def test_contract_calls_own_call_id() -> None:
+    from ray.serve import context
+
+    from deployments.serve_seam.calls import own_call_id
+
+    impl = installed_source("ray/serve/_private/default_impl.py")
+    assert "if _request_context._internal_request_id\n        else generate_request_id()" in impl
+    router = installed_source("ray/serve/_private/request_router/request_router.py")
+    assert "self._pending_requests_by_id.get(request_metadata.internal_request_id)" in router
+    token = context._serve_request_context.set(context._RequestContext(request_id="r", _internal_request_id="i"))
+    try:
+        with own_call_id():
+            inside = context._get_serve_request_context()
+            assert (inside.request_id, inside._internal_request_id) == ("r", "")
+        assert context._get_serve_request_context()._internal_request_id == "i"
+    finally:
+        context._serve_request_context.reset(token)

@@ -156,7 +156,9 @@ def test_echo_repeats_the_prompt_on_the_remote_path_too(app: Any) -> None:
 def test_a_list_of_prompts_gives_each_its_own_answer(app: Any) -> None:
     client = app.client()
     prompts = [prompt_ids(300, seed=21), prompt_ids(260, seed=22), prompt_ids(10, seed=23)]
+    before = paths(app)
     together = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0.0)
+    assert paths(app) == {"local": before["local"] + 1, "remote": before["remote"] + 2}  # prefill lost none of them
     alone = [
         client.completions.create(model="tiny", prompt=one, max_tokens=8, temperature=0.0).choices[0].text
         for one in prompts
