@@ -56,6 +56,7 @@ from deployments.endpoint.served_model import (
 )
 from deployments.serve_seam.replica_process import listen_on_node_address
 from deployments.serve_seam.start_backoff import StartBackoff
+from deployments.wire.answer_limit import check_answers
 from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import Frame
 from deployments.wire.openai_errors import OpenAIError
@@ -357,6 +358,8 @@ class Ingress(Pages):
             request.adapter = self._adapters.named(fields.get("model") or "")
         await self._find_response(request, http, fields)
         prompts = prompt_tokens(endpoint, prompt_fields)
+        if request.route.is_native:  # of a chat or a completion decode checks it, with the field's name
+            check_answers(answer.answers(len(prompts)), None)
         request.model = request.model.serving_prompt(max(prompts))
         request.place = place_of(answer, prompts, request.key, request.priority, request.model.most_prompt_tokens)
         if (piece_tokens := request.model.piece_tokens) is not None and request.route.work is Work.ANSWER:

@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from deployments.replicas.generation import RequestTrace
 from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, error_event
 from deployments.vllm_seam.load_report import load_headers
+from deployments.wire.answer_limit import check_answers
 from deployments.wire.messages import Frame, NotResumableError, failure, full
 from deployments.wire.openai_errors import OpenAIError, field_at_fault, wrong_type
 from deployments.wire.prompt_ids import PROMPT_IDS, TRANSFER_PARAMS, chat_prompt_ids
@@ -27,9 +28,6 @@ _MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
 # bad_words.
 _MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
 _MOST_PARTS = 10_000  # most content parts of all messages
-# Most answers of a request (prompts times n): each is a request of its own to the engine. vLLM has the same limit for
-# prompts, and a far higher one for n.
-_MOST_ANSWERS = 1024
 # Largest length penalty. Beam search divides by the sequence's length to the power of the penalty. With a larger one
 # the result for a long context is beyond a float's range.
 _MOST_LENGTH_PENALTY = 32.0
@@ -129,10 +127,7 @@ def _check_answers(request: ChatCompletionRequest | CompletionRequest) -> None:
     prompts = 1
     if isinstance(prompt, list) and not isinstance(prompt[0], int):  # a list of token ids is one prompt
         prompts = len(prompt)
-    answers = prompts * (request.n or 1)
-    if answers > _MOST_ANSWERS:
-        name = "n" if prompts == 1 else "prompt"
-        raise _field_error(name, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}")
+    check_answers(prompts * (request.n or 1), "n" if prompts == 1 else "prompt")
 
 
 def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:

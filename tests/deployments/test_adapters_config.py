@@ -31,7 +31,11 @@ def service(make_app_args: Any, *, model: dict[str, Any], **pool: Any) -> Servic
         ({"adapters": [RED]}, {"emulator": {"profile": "x"}}, "emulated engines have no adapters"),
         ({"adapters": [RED]}, {"engine_sleep": {}}, "are not kept over an engine's sleep"),
         ({"adapters": [RED]}, {"engine_kwargs": {"enable_lora": True}}, "set model.adapters or model.adapters_folder"),
-        ({"adapters": [RED]}, {"engine_kwargs": {"lora_modules": []}}, "set model.adapters instead"),
+        (
+            {"adapters": [RED]},
+            {"engine_kwargs": {"lora_modules": []}},
+            "set model.adapters or model.adapters_folder instead",
+        ),
     ],
 )
 def test_what_does_not_work_with_adapters_is_refused(

@@ -40,7 +40,7 @@ def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
     return made, pools
 
 
-async def serve(made: Any, body: bytes | Exception, priority: str = "normal", **more: str) -> Any:
+async def serve(made: Any, body: bytes | Exception, priority: str = "normal", route: Any = None, **more: str) -> Any:
     from fastapi import Request
 
     from deployments.endpoint.routes import COMPLETIONS
@@ -53,7 +53,19 @@ async def serve(made: Any, body: bytes | Exception, priority: str = "normal", **
             raise body
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return await made._serve(COMPLETIONS, Request({"type": "http", "method": "POST", "headers": headers}, receive))
+    route = route or COMPLETIONS
+    place = {"path": route.path, "query_string": b"", "root_path": "", "scheme": "http", "server": ("h", 80)}
+    return await made._serve(route, Request({"type": "http", "method": "POST", "headers": headers, **place}, receive))
+
+
+async def test_too_many_answers_are_refused_on_routes_of_vllms_application(clock: Clock) -> None:
+    from deployments.endpoint.routes import NATIVE
+
+    made, _ = endpoint(clock)
+    (route,) = [route for route in NATIVE if route.name == "invocations"]
+    response = await serve(made, b'{"model": "m", "prompt": ["a", "b"], "n": 513}', route=route)
+    assert response.status_code == 400
+    assert "1026 answers were asked for" in json.loads(response.body)["error"]["message"]
 
 
 def message(response: Any) -> str:

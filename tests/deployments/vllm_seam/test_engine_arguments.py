@@ -26,7 +26,7 @@ SERVED = (
     "serve/exception_handling/handlers/exception.py",
 )
 # Arguments that the state of a replica takes, and that do nothing here: `INSTEAD` says why.
-READ_FOR_NOTHING = {"tokens_only", "enable_server_load_tracking", "cohere_is_reasoning_model"}
+READ_FOR_NOTHING = {"tokens_only", "enable_server_load_tracking", "cohere_is_reasoning_model", "lora_modules"}
 CHECK = """
 import json, sys
 from deployments.vllm_seam.engine_arguments import PoolArguments, _first_refusal
