@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.config import ModelConfig
+from deployments.endpoint.model_card import model_card
 from deployments.wire.openai_errors import OpenAIError
 from router.adapters import AdapterNews, AdapterSpec
 from router.ray_adapters import AdapterFeed
@@ -16,7 +16,7 @@ from router.ray_adapters import AdapterFeed
 _FIRST_NEWS_S = 5.0  # longest wait of an endpoint that starts for the board's adapters, seconds
 _POLL_S = 0.05  # seconds between two checks whether a replica has reported its adapters
 _REPORT_S = 5.0  # time, seconds, that replicas which have just started have for their first report
-RETRY_S = 5.0  # Retry-After, seconds, of a request whose adapter is not loaded in both roles
+_RETRY_S = 5.0  # Retry-After, seconds, of a request whose adapter is not loaded in both roles
 
 
 class _Group(Protocol):
@@ -71,7 +71,7 @@ class NamedAdapter:
                     f"the adapter {self.name!r} cannot answer now ({why}): load it, or send the request again",
                     param="model",
                     code="adapter_not_loaded",
-                    retry_after_s=RETRY_S,
+                    retry_after_s=_RETRY_S,
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -177,28 +177,4 @@ class _NoFeed:
 
 
 def _card(model: str, spec: AdapterSpec, created_s: int) -> dict[str, Any]:
-    """An adapter's card, with the fields of vLLM's."""
-    permission = {
-        "id": f"modelperm-{uuid.uuid5(uuid.NAMESPACE_URL, spec.name).hex[:16]}",
-        "object": "model_permission",
-        "created": created_s,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
-    return {
-        "id": spec.name,
-        "object": "model",
-        "created": created_s,
-        "owned_by": "tandem",
-        "root": spec.path,
-        "parent": model,
-        "max_model_len": None,
-        "permission": [permission],
-    }
+    return model_card(spec.name, root=spec.path, max_model_len=None, created_s=created_s, parent=model)

@@ -50,9 +50,14 @@ def named_session(http: Request, header: str) -> str | None:
 
 
 def path_of(http: Request) -> str:
-    """The path and query of a request, without the application's prefix."""
-    query = f"?{http.url.query}" if http.url.query else ""
-    return f"{http.scope['path'].removeprefix(http.scope.get('root_path', ''))}{query}"
+    """The path of a request, without the application's prefix."""
+    path: str = http.scope["path"]
+    return path.removeprefix(http.scope.get("root_path", ""))
+
+
+def path_and_query(http: Request) -> str:
+    """The path of a request with its query, without the application's prefix."""
+    return f"{path_of(http)}?{http.url.query}" if http.url.query else path_of(http)
 
 
 def passed_headers(http: Request) -> tuple[tuple[str, str], ...]:
@@ -105,6 +110,11 @@ class ClientRequest:
         """Names of groups that do not have its adapter in both roles."""
         return frozenset() if self.adapter is None else self.adapter.lacking_groups(self.model)
 
+    @property
+    def _reports_first_token(self) -> bool:
+        """Whether admission must learn of its first token before its answer comes, which is in one piece."""
+        return self.model.gate.has_objective and self.route.work is Work.ANSWER and not self.place.is_stream
+
     def for_decode(self, routing: Routing) -> DecodeRequest:
         """The request as a decode replica gets it."""
         return DecodeRequest(
@@ -115,7 +125,7 @@ class ClientRequest:
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
             adapter="" if self.adapter is None else self.adapter.identity(self.model),
-            reports_first_token=self.model.gate.has_objective and self.route.work is Work.ANSWER and not self.is_stream,
+            reports_first_token=self._reports_first_token,
             reports_route=self.is_explained or self.pieces is not None,
             routing=routing,
             http_headers=self.http_headers,
@@ -123,11 +133,6 @@ class ClientRequest:
             method=self.route.method,
             response_id=self.response_id,
         )
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether its client wants a stream."""
-        return self.place.is_stream
 
 
 def error_response(error: OpenAIError, form: ErrorForm = ErrorForm.OPENAI) -> Response:

@@ -7,7 +7,7 @@ from ray import serve
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.endpoint.client_request import error_response
+from deployments.endpoint.client_request import error_response, path_of
 from deployments.endpoint.routes import ABSENT, error_form
 from deployments.wire.openai_errors import OpenAIError
 
@@ -16,12 +16,12 @@ app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
 
 @app.exception_handler(OpenAIError)
 async def _openai_error(request: Request, error: OpenAIError) -> Response:
-    return error_response(error, error_form(_path(request)))
+    return error_response(error, error_form(path_of(request)))
 
 
 @app.exception_handler(HTTPException)
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    path = _path(request)
+    path = path_of(request)
     why = f"Tandem does not have it: {ABSENT[path]}" if path in ABSENT else error.detail
     response = error_response(OpenAIError(error.status_code, f"{request.method} {path}: {why}"), error_form(path))
     response.headers.update(error.headers or {})  # such as Allow, if the method is wrong
@@ -32,13 +32,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this response, so Serve logs its traceback."""
     failure = OpenAIError(500, f"the endpoint failed: {type(error).__name__}; its log has the traceback")
-    return error_response(failure, error_form(_path(request)))
-
-
-def _path(request: Request) -> str:
-    """The path of a request without the application's prefix."""
-    path: str = request.scope["path"]
-    return path.removeprefix(request.scope.get("root_path", ""))
+    return error_response(failure, error_form(path_of(request)))
 
 
 class ConfiguredCors:

@@ -27,7 +27,7 @@ from deployments.endpoint.client_request import (
     frames_response,
     named_session,
     passed_headers,
-    path_of,
+    path_and_query,
     request_id,
     requested_priority,
 )
@@ -278,20 +278,16 @@ class Ingress(Pages):
 
         Raises OpenAIError: 404, there is no such model; 400, no name was given and there are several models.
         """
-        names = ", ".join(map(repr, (*self._models, *self._adapters.names())))
-        if name is None or name == "":
-            if len(self._models) > 1:
-                raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
+        if (name is None or name == "") and len(self._models) == 1:
             return next(iter(self._models.values()))
         model = self._models.get(self._adapters.base_of(name)) if isinstance(name, str) else None
-        if model is None:
-            raise OpenAIError(
-                404,
-                f"the model {name!r} does not exist; this endpoint serves {names}",
-                param="model",
-                code="model_not_found",
-            )
-        return model
+        if model is not None:
+            return model
+        names = ", ".join(map(repr, (*self._models, *self._adapters.names())))
+        if name is None or name == "":
+            raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
+        message = f"the model {name!r} does not exist; this endpoint serves {names}"
+        raise OpenAIError(404, message, param="model", code="model_not_found")
 
     async def _serve(self, route: Route, http: Request) -> Response:
         """The response to a request; counts the request by its route and status."""
@@ -317,7 +313,7 @@ class Ingress(Pages):
                 session=named_session(http, self._config.session_header),
                 is_explained=self._config.explains_routing and http.headers.get("x-tandem-explain") == "1",
                 body=Body(self._bodies, key, priority),
-                path=path_of(http) if route.is_native else "",
+                path=path_and_query(http) if route.is_native else "",
                 http_headers=passed_headers(http),
             )
             response = await self._respond(request, http)
