@@ -141,10 +141,10 @@ soak: setup ## Cause a fault every 20 seconds under load on emulated engines, fo
 fuzz: model ## Send twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
 	@$(VENV)/python -m tests.lab.fuzz.run_all
 
-compat-diff: model ## Send two thousand requests to plain vLLM and to Tandem, compare the answers, write docs/compat_report.md (about 20 minutes); ARGS='--only /v1/messages --reuse'
+compat-diff: model ## Send two thousand requests to plain vLLM and to Tandem, compare the answers, write docs/compat_report.md (about 20 minutes); ARGS='--only /v1/messages --reuse vllm'
 	@$(VENV)/python -m tests.lab.compat.diff $(ARGS)
 
-compat-vllm-tests: model ## Run vLLM's own tests of its servers against plain vLLM and Tandem (about 20 minutes); ARGS='--only anthropic --reuse'
+compat-vllm-tests: model ## Run vLLM's own tests of its servers against plain vLLM and Tandem (about 20 minutes); ARGS='--only anthropic --reuse vllm'
 	@$(VENV)/python -m tests.lab.compat.vllm_tests $(ARGS)
 
 demo-elastic: model ## Replay a compressed day on a cluster that grows and shrinks, with a spot notice and a sleeping model (about 12 minutes)

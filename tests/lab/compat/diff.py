@@ -20,11 +20,12 @@ from rich.progress import Progress
 from serve_app.local.cluster import driver_environment
 from serve_app.output import write_file
 from tests.lab.compat.answer import Answer, record
-from tests.lab.compat.report import Comparison, compared, markdown
+from tests.lab.compat.report import Comparison, compared, markdown, unexplained
 from tests.lab.compat.servers import TANDEMS, VLLM, server
 from tests.lab.compat.shape import Shape
 
 FOLDER = Path("reports/compat")
+REPORT = Path("docs/compat_report.md")
 _ANSWERS = TypeAdapter(dict[str, Answer])
 
 
@@ -82,7 +83,7 @@ def main(
     reuse: Annotated[str, typer.Option(help="vllm or all: do not send again what earlier runs have sent.")] = "",
     vllm_url: Annotated[str | None, typer.Option(help="A plain vLLM that runs.")] = None,
     tandem_url: Annotated[str | None, typer.Option(help="A Tandem that runs; give --prompts too.")] = None,
-    out: Annotated[Path, typer.Option(help="Write the report here.")] = FOLDER / "report.md",
+    out: Annotated[Path | None, typer.Option(help="Write the report here; docs/compat_report.md if whole.")] = None,
 ) -> None:
     """Send the requests, compare the answers, write the report; fails if a difference has no reason."""
     driver_environment()  # before anything imports ray
@@ -95,13 +96,16 @@ def main(
     for kind in kinds:
         tandem = answers_of(kind, shapes, tandem_url, reuse == "all", console)
         results[kind] = compared(shapes, vllm, tandem)
-    text = markdown(results, is_whole=only == "*")
+    is_whole = only == "*" and prompts == "both"
+    text = markdown(results, is_whole=is_whole)
+    out = out or (REPORT if is_whole else FOLDER / "report.md")
     write_file(out, text, "--out")
-    console.print(text.partition("\n## ")[0], markup=False, highlight=False)
-    console.print(f"the whole report: {out}")
-    unexplained = {kind: result.unexplained_rows() for kind, result in results.items()}
-    write_file(FOLDER / "differences.json", json.dumps(unexplained, indent=1), "reports")
-    if any(result.is_failed(is_whole=only == "*") for result in results.values()):
+    write_file(FOLDER / "unexplained.md", unexplained(results), "reports")
+    rows = {kind: result.unexplained_rows() for kind, result in results.items()}
+    write_file(FOLDER / "unexplained.json", json.dumps(rows, indent=1), "reports")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"the report: {out}; what differs without a reason: {FOLDER / 'unexplained.md'}")
+    if any(result.is_failed(is_whole=is_whole) for result in results.values()):
         raise typer.Exit(1)
 
 

@@ -99,45 +99,52 @@ def compared(shapes: Sequence[Shape], vllm: Mapping[str, Answer], tandem: Mappin
 
 
 def markdown(results: Mapping[str, Comparison], *, is_whole: bool) -> str:
-    """The whole report."""
+    """The report: counts by route, and the reasons of the expected differences.
+
+    ``is_whole``: whether every shape went to every kind of server, so that each rule must explain something.
+    """
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     lines = [
         "# Answers of Tandem and of plain vLLM",
         "",
-        f"Written by `make compat-diff` on {datetime.date.today()}, commit {commit}.",
-        "Each request goes to both servers, with the tiny model in float32.",
-        "*remote*: a prefill engine computes every prompt; *local*: decode does.",
+        f"`make compat-diff` wrote this page on {datetime.date.today()}, commit `{commit}`.",
+        "It sends each request to both servers, with the tiny model in float32.",
+        "*remote*: a prefill engine computes every prompt. *local*: decode does.",
         "*equal*: status, headers, keys, types, events and all determined values are equal.",
-        "*expected*: each difference has a reason, see the end. *unexplained*: a difference has none.",
+        "*expected*: each difference has a reason, see below. *unexplained*: a difference has none.",
     ]
     for kind, result in results.items():
-        lines += ["", f"### Prompts: {kind}", "", "| route | shapes | equal | expected | unexplained |"]
+        lines += ["", f"## Prompts: {kind}", "", "| route | shapes | equal | expected | unexplained |"]
         lines.append("|---|---:|---:|---:|---:|")
         counts = result.counts()
         total = sum(counts.values(), Counter[str]())
         for route, count in [*sorted(counts.items()), ("**all**", total)]:
             numbers = (count.total(), count["equal"], count["expected"], count["unexplained"])
             lines.append(f"| {route} | {' | '.join(map(str, numbers))} |")
-    for kind, result in results.items():
-        if causes := result.causes():
-            lines += ["", f"## Unexplained, prompts {kind}", "", "| shapes | what | vLLM | Tandem | routes | such as |"]
-            lines.append("|---:|---|---|---|---|---|")
-            for cause in causes:
-                named = [shape.name for shape in cause.shapes[:_NAMED]]
-                each = cause.first
-                cells = (f"{each.kind} {each.where}", each.vllm, each.tandem, ", ".join(cause.routes), "; ".join(named))
-                lines.append(f"| {len(cause.shapes)} | {' | '.join(map(_cell, cells))} |")
-    lines += ["", "## Expected differences", "", "| reason | what | shapes, by kind of prompts |", "|---|---|---|"]
+    lines += ["", "## Expected differences", "", f"| reason | what differs | {' | '.join(results)} |"]
+    lines.append(f"|---|---|{'---:|' * len(results)}")
     for rule in EXPECTED:
-        used = {kind: sum(rule in [each for _, each in found] for _, found in result.rows)
-                for kind, result in results.items()}  # fmt: skip
-        lines.append(
-            f"| {_cell(rule.reason)} | {_cell(f'{rule.route}: {rule.kind} {rule.where}')} | {_cell(str(used))} |"
-        )
+        used = [sum(rule in [each for _, each in found] for _, found in result.rows) for result in results.values()]
+        cells = (rule.reason, f"{rule.kind} {rule.where}".strip(), *map(str, used))
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
     if is_whole:
         gone = {rule.reason for result in results.values() for rule in result.unused()}
-        lines += ["", *(f"No longer needed, remove the rule: {reason}" for reason in sorted(gone))]
+        lines += ["", *(f"Explains nothing any more, remove the rule: {reason}" for reason in sorted(gone))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def unexplained(results: Mapping[str, Comparison]) -> str:
+    """The unexplained differences by their causes, with what both servers have."""
+    lines = []
+    for kind, result in results.items():
+        lines += ["", f"## Unexplained, prompts {kind}", "", "| shapes | what | vLLM | Tandem | routes | such as |"]
+        lines.append("|---:|---|---|---|---|---|")
+        for cause in result.causes():
+            named = [shape.name for shape in cause.shapes[:_NAMED]]
+            each = cause.first
+            cells = (f"{each.kind} {each.where}", each.vllm, each.tandem, ", ".join(cause.routes), "; ".join(named))
+            lines.append(f"| {len(cause.shapes)} | {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines).strip() + "\n"
 
 
 def _cell(text: str) -> str:

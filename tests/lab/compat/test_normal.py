@@ -53,6 +53,7 @@ def test_choices_are_joined_each_for_itself_in_any_order() -> None:
 def test_events_of_another_type_are_not_joined() -> None:
     pieces = [("x.delta", {"type": "x.delta", "delta": "a"}), ("x.done", {"type": "x.done", "text": "a"})]
     assert joined(pieces) == [data for _, data in pieces]
+    assert joined(("", data) for _, data in pieces) == [data for _, data in pieces]
     assert [kind["event"] for kind in frames(pieces)["stream"]] == ["x.delta", "x.done"]
 
 

@@ -10,6 +10,10 @@ def test_models_in_constants_become_the_tiny_one() -> None:
     assert with_tiny(source) == ('MODEL_NAME = "tiny"\nOTHER = "Qwen/Qwen3-0.6B-FP8"\nclient.create(model="tiny")\n')
 
 
+def test_the_model_of_a_server_becomes_the_tiny_one() -> None:
+    assert with_tiny('RemoteOpenAIServer(\n    "Qwen/Qwen3-0.6B", args)') == 'RemoteOpenAIServer(\n    "tiny", args)'
+
+
 def test_arguments_that_the_standing_server_lacks_are_told() -> None:
     given = ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
     assert missing(["--dtype", "bfloat16", "--enforce-eager", "--enable-auto-tool-choice"], given) == []

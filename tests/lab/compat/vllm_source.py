@@ -20,8 +20,11 @@ FOLDER = ROOT / "build" / "compat" / f"vllm-{VERSION}"
 _FOLDERS = ("openai", "anthropic", "generate", "scale_out", "serve", "tool_parsers")
 # What starts a server in a test.
 _STARTS = re.compile(r"RemoteOpenAIServer|RemoteLaunchRenderServer")
-# A constant with a model's name, such as MODEL_NAME = "Qwen/Qwen3-0.6B".
-_MODEL = re.compile(r"^(?:MODEL|MODEL_NAME|MODEL_NAME_\w+|GPT_OSS_MODEL_NAME) *= *\"([^\"]+)\"", re.MULTILINE)
+# A model's name: in a constant, such as MODEL_NAME = "Qwen/Qwen3-0.6B", or as the first argument of a server.
+_MODEL = re.compile(
+    r"(?:^(?:GPT_OSS_)?MODEL(?:_NAME\w*)? *= *|RemoteOpenAIServer\(\s*)\"([^\"]+)\"",
+    re.MULTILINE,
+)
 
 
 def fetched_tests(model: Path) -> list[str]:
@@ -49,7 +52,7 @@ def fetched_tests(model: Path) -> list[str]:
 
 
 def with_tiny(source: str) -> str:
-    """A test's source with ``tiny`` in place of the models that it names in constants."""
+    """A test's source with ``tiny`` in place of the models that it serves."""
     for name in sorted(set(_MODEL.findall(source)), key=len, reverse=True):
         source = source.replace(f'"{name}"', '"tiny"')
     return source

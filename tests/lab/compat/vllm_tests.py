@@ -41,7 +41,9 @@ def outcomes_of(kind: str, files: Sequence[str], url: str | None, console: Conso
 def _run(kind: str, files: Sequence[str], url: str) -> Outcomes:
     out = REPORTS / f"vllm_tests_{kind}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.unlink(missing_ok=True)
+    # The outcomes of other files stay, so that the files can be run in parts.
+    others = {name: found for name, found in _read(out).items() if _path(name) not in files}
+    out.write_text("".join(json.dumps([name, *found]) + "\n" for name, found in others.items()))
     environment = {
         **os.environ,
         "PYTHONPATH": str(_PLUGIN),
@@ -58,15 +60,24 @@ def _run(kind: str, files: Sequence[str], url: str) -> Outcomes:
     command = [sys.executable, "-m", "pytest", *options, *files]
     with (REPORTS / f"vllm_tests_{kind}.log").open("w") as log:
         subprocess.run(command, cwd=FOLDER, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
-    if not out.exists():
+    outcomes = _of_files(_read(out), files)
+    if not outcomes:
         raise RuntimeError(f"pytest ended without outcomes: read {log.name}")
-    return _read(out)
+    return outcomes
 
 
 def _read(file: Path) -> Outcomes:
     """The outcomes in a file; of several of one test, such as of its call and its end, the last counts."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {name: (outcome, text) for name, outcome, text in rows}
+
+
+def _of_files(outcomes: Outcomes, files: Sequence[str]) -> Outcomes:
+    return {name: found for name, found in outcomes.items() if _path(name) in files}
+
+
+def _path(name: str) -> str:
+    return name.partition("::")[0]
 
 
 def lost(vllm: Outcomes, tandem: Outcomes) -> dict[str, str]:
@@ -110,7 +121,7 @@ def _short(name: str) -> str:
 def main(
     prompts: Annotated[str, typer.Option(help="remote, local, or both: who computes the prompts in Tandem.")] = "both",
     only: Annotated[str, typer.Option(help="Run only files whose path has this text.")] = "",
-    reuse: Annotated[bool, typer.Option(help="Take plain vLLM's outcomes from an earlier run.")] = False,
+    reuse: Annotated[str, typer.Option(help="vllm or all: take the outcomes of earlier runs.")] = "",
     vllm_url: Annotated[str | None, typer.Option(help="A plain vLLM that runs.")] = None,
     tandem_url: Annotated[str | None, typer.Option(help="A Tandem that runs; give --prompts too.")] = None,
     out: Annotated[Path, typer.Option(help="Write the table here.")] = REPORTS / "vllm_tests.md",

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
+import huggingface_hub
 import pytest
 
 URL, OUTCOMES, GIVEN = "COMPAT_URL", "COMPAT_OUTCOMES", "COMPAT_GIVEN"
@@ -21,6 +22,7 @@ _INDIFFERENT = frozenset({
     "--served-model-name", "--seed", "--port", "--host", "--max-num-batched-tokens", "--enable-chunked-prefill",
     "--no-enable-prefix-caching", "--trust-remote-code", "--generation-config", "--no-async-scheduling",
     "--structured-outputs-config.backend", "--load-format", "--tokenizer", "--disable-log-stats",
+    "--chat-template",  # theirs is ChatML, and so is that of the tiny model
     # Adapters: their tests are skipped one by one, since most tests of their files use the base model.
     "--enable-lora", "--lora-modules", "--lora-module", "--max-lora-rank", "--max-cpu-loras",
 })  # fmt: skip
@@ -113,7 +115,7 @@ class _Utils(ModuleType):
 
     RemoteOpenAIServer = RemoteLaunchRenderServer = RemoteVLLMServer = StandingServer
     VLLM_PATH = Path()
-    ROCM_EXTRA_ARGS: tuple[str, ...] = ()
+    ROCM_EXTRA_ARGS: ClassVar[list[str]] = []
     ROCM_ENV_OVERRIDES: ClassVar[dict[str, str]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -136,6 +138,8 @@ class _Conftest(ModuleType):
 if URL in os.environ:
     sys.modules["tests.utils"] = _Utils("tests.utils")
     sys.modules["tests.conftest"] = _Conftest("tests.conftest")
+    # Fixtures of whole files fetch adapters, which the standing server does not have.
+    pytest.MonkeyPatch().setattr(huggingface_hub.HfApi, "snapshot_download", lambda *_, **__: "no-adapter")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
