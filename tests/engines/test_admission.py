@@ -158,17 +158,19 @@ def test_without_a_decode_replica_the_answer_is_503_at_once(app: Any) -> None:
 def test_an_answer_in_one_piece_reports_its_first_token() -> None:
     from deployments.replicas.decode import _with_first
 
-    async def answer(has_first: asyncio.Event, wait_s: float) -> AsyncGenerator[str, None]:
+    whole = Frame('{"whole": true}')
+
+    async def answer(has_first: asyncio.Event, wait_s: float) -> AsyncGenerator[Frame, None]:
         await asyncio.sleep(wait_s)
-        yield "whole"
+        yield whole
 
     async def run() -> None:
         soon = asyncio.Event()
         soon.set()
-        assert [chunk async for chunk in _with_first(answer(soon, 0.1), soon)] == [None, "whole"]
-        assert [chunk async for chunk in _with_first(answer(soon, 0.1), asyncio.Event())] == ["whole"]
+        assert [chunk async for chunk in _with_first(answer(soon, 0.1), soon)] == [Frame(""), whole]
+        assert [chunk async for chunk in _with_first(answer(soon, 0.1), asyncio.Event())] == [whole]
         left = _with_first(answer(soon, 60.0), soon)
-        assert await anext(left) is None
+        assert await anext(left) == Frame("")
         await left.aclose()  # the client has gone: no task may remain
         assert len(asyncio.all_tasks()) == 1
 
