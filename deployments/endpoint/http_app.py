@@ -1,5 +1,6 @@
 """The endpoint's HTTP application: its errors, and which web pages may call it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -8,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from deployments.endpoint.client_request import error_response, path_of
+from deployments.endpoint.config import CorsConfig
 from deployments.endpoint.routes import ABSENT, error_form
 from deployments.wire.openai_errors import OpenAIError
 
@@ -41,20 +43,25 @@ class ConfiguredCors:
     The application is made before the endpoint's replica knows its configuration, so it is read at the first request.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, settings: Callable[[], CorsConfig | None]) -> None:
         self._app = app
+        self._settings = settings
         self._with_cors: Any = None  # the application that answers; ``None`` before the first request
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
-        is_of_a_page = any(name == b"origin" for name, _ in scope.get("headers", ()))
-        if scope["type"] != "http" or not is_of_a_page:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         if self._with_cors is None:
-            cors = serve.get_replica_context().servable_object.cors
+            cors = self._settings()
             self._with_cors = self._app if cors is None else CORSMiddleware(self._app, **cors.middleware_arguments())
         await self._with_cors(scope, receive, send)
 
 
-app.add_middleware(ConfiguredCors)
+def _replica_settings() -> CorsConfig | None:
+    cors: CorsConfig | None = serve.get_replica_context().servable_object.cors
+    return cors
+
+
+app.add_middleware(ConfiguredCors, settings=_replica_settings)

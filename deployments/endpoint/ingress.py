@@ -197,7 +197,7 @@ class Ingress(Pages):
                 return OpenAIError(503, message, retry_after_s=NO_REPLICA_RETRY_S)
         return None
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics(self, request: Request) -> Response:
         """The application's metrics page, if the configuration puts it on this port."""
         if not self._config.metrics_on_public_port:
@@ -284,6 +284,9 @@ class Ingress(Pages):
         if model is not None:
             return model
         names = ", ".join(map(repr, (*self._models, *self._adapters.names())))
+        if not isinstance(name, str | None):
+            kind = type(name).__name__
+            raise OpenAIError(400, f"model must be a string, got {kind}; this endpoint serves {names}", param="model")
         if name is None or name == "":
             raise OpenAIError(400, f"model is missing, and this endpoint serves {names}: name one", param="model")
         message = f"the model {name!r} does not exist; this endpoint serves {names}"

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from deployments.endpoint.config import IngressConfig
@@ -47,7 +47,7 @@ class Pages:
         """Requests that wait or are being answered at this replica; called by other replicas."""
         return self._intake.request_count
 
-    @app.get("/openapi.json")
+    @app.api_route("/openapi.json", methods=["GET", "HEAD"])
     async def openapi(self, request: Request) -> Response:
         """The schema of the API, from vLLM's own application."""
         self._check_docs(request)
@@ -58,11 +58,17 @@ class Pages:
             self._schema = _own_schema(json.loads(bytes(response.body)))
         return JSONResponse(self._schema)
 
-    @app.get("/docs")
+    @app.api_route("/docs", methods=["GET", "HEAD"])
     async def docs(self, request: Request) -> HTMLResponse:
         """A page to read and try the API. A browser loads its scripts from a public server, as with vLLM's page."""
         self._check_docs(request)
         return get_swagger_ui_html(openapi_url="openapi.json", title="Tandem")
+
+    @app.api_route("/redoc", methods=["GET", "HEAD"])
+    async def redoc(self, request: Request) -> HTMLResponse:
+        """The same description, as one long page to read."""
+        self._check_docs(request)
+        return get_redoc_html(openapi_url="openapi.json", title="Tandem")
 
     def _check_docs(self, request: Request) -> None:
         if not self._config.docs:

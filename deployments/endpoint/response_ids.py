@@ -18,12 +18,14 @@ def new_response_id(seed: str, key: str | None) -> str:
 
 
 def check_owner(response_id: Any, key: str | None, param: str) -> None:
-    """Raises OpenAIError: 404, the response is not of this key, or it is no id of a response at all.
+    """Raises OpenAIError: 404, the response is not of this key, or it is no id of a response; 400, it is no string.
 
     The message does not tell which of the two it is. A client that changes the owner in an id has the id of no stored
     response.
     """
-    match = _ID.fullmatch(response_id) if isinstance(response_id, str) else None
+    if not isinstance(response_id, str):
+        raise OpenAIError(400, f"{param} must be a string, got {type(response_id).__name__}", param=param)
+    match = _ID.fullmatch(response_id)
     if match is None or match[1] != _owner(key):
         raise response_not_found(response_id, param)
 

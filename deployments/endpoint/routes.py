@@ -159,6 +159,7 @@ OWN = {
     "GET /version": "Version of vLLM.",
     "GET /metrics": "Prometheus metrics, if `ingress.metrics_on_public_port` is set.",
     "GET /docs": "A page to read and try the API, if `ingress.docs` is set.",
+    "GET /redoc": "The description as one long page, if `ingress.docs` is set.",
     "GET /openapi.json": "The API's schema, if `ingress.docs` is set.",
 }
 

@@ -102,7 +102,7 @@ class _Exchange:
             if self._is_stream:
                 await self._put(Frame("", ends=True))
         except Exception as error:  # vLLM's streams raise what ends them, once their headers are sent
-            await self._fail(failure_frame(self._trace.error or error, self._request_id, ()))
+            await self._fail(failure_frame(self._trace.error or _cause(error), self._request_id, ()))
         finally:
             await self._put(None)
 
@@ -183,6 +183,12 @@ class _Exchange:
             await asyncio.sleep(0)  # so that the task runs that ends the request
         else:
             await self._frames.put(frame)
+
+
+def _cause(error: Exception) -> Exception:
+    """The error of a stream; Starlette wraps one that vLLM would have answered before the headers were sent."""
+    wrapped = error.__cause__ if isinstance(error, RuntimeError) else None
+    return wrapped if isinstance(wrapped, Exception) else error
 
 
 def _scope(request: DecodeRequest, app: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from pickle import UnpicklingError
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -36,6 +37,8 @@ _MOST_LENGTH_PENALTY = 32.0
 # engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
 # With `kv_cache_report_mode` an engine would report blocks as stored that it has already.
 _INTERNAL = (TRANSFER_PARAMS, "ec_transfer_params", "request_id", "priority", "kv_cache_report_mode")
+# What torch.load raises for bytes that are no saved tensor.
+_UNREADABLE_TENSORS = (UnpicklingError, EOFError, RuntimeError, KeyError)
 _TOKEN_IDS = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]])
 
 # Fields whose items vLLM copies to the same place as the fields themselves.
@@ -167,6 +170,9 @@ def failure_frame(error: Exception, request_id: str, fields: Collection[str]) ->
     if isinstance(error, (VLLMClientError, ValueError)):  # such as a grammar that does not compile
         refusal = EngineRefusal(status=400, message=str(error), parameter=getattr(error, "parameter", None))
         return refusal_frame(refusal, fields)
+    if "prompt_embeds" in fields and isinstance(error, _UNREADABLE_TENSORS):
+        message = f"prompt_embeds is no tensor ({type(error).__name__}): give what torch.save writes, in base64"
+        return refusal_frame(EngineRefusal(status=400, message=message, parameter="prompt_embeds"), fields)
     logger.error("request %s failed", request_id, exc_info=error)
     return failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
 

@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from deployments.endpoint.api_keys import key_line, new_key
+from deployments.wire.messages import Frame
 from serve_app.load.metrics_page import scrape
 from tests.engines.endpoint import WAIT_S, emulated_document, prompt_ids
 

@@ -68,6 +68,19 @@ async def test_too_many_answers_are_refused_on_routes_of_vllms_application(clock
     assert "1026 answers were asked for" in json.loads(response.body)["error"]["message"]
 
 
+async def test_a_model_that_is_no_text_is_refused_by_its_type(clock: Clock) -> None:
+    from deployments.endpoint.routes import NATIVE
+
+    made, _ = endpoint(clock)
+    made._adapters = SimpleNamespace(names=tuple)
+    (route,) = [route for route in NATIVE if route.name == "responses"]
+    response = await serve(made, b'{"model": {"wrong": [1.5]}, "input": "x"}', route=route)
+    assert (response.status_code, message(response)) == (
+        400,
+        "model must be a string, got dict; this endpoint serves 'm'",
+    )
+
+
 def message(response: Any) -> str:
     return str(json.loads(response.body)["error"]["message"])
 
@@ -115,7 +128,11 @@ async def ask(method: str, path: str) -> Any:
     """The response of the app outside of Serve; there a route cannot find its replica."""
     import httpx
 
+    from deployments.endpoint.http_app import ConfiguredCors
     from deployments.endpoint.ingress import app
+
+    app.user_middleware[0].kwargs["settings"] = lambda: None  # in Serve, the replica has them
+    assert app.user_middleware[0].cls is ConfiguredCors
 
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:

@@ -17,12 +17,19 @@ def test_key_finds_its_own_response(key: str | None) -> None:
     check_owner(response_id, key, "response_id")
 
 
-@pytest.mark.parametrize("response_id", [new_response_id(SEED, "team-a"), "resp_1", "", "x" * 10_000, 7, None])
+@pytest.mark.parametrize("response_id", [new_response_id(SEED, "team-a"), "resp_1", "", "x" * 10_000])
 def test_other_ids_are_not_found_and_not_told_apart(response_id: object) -> None:
     with pytest.raises(OpenAIError, match="is not here") as caught:
         check_owner(response_id, "team-b", "response_id")
     assert (caught.value.status, caught.value.param) == (404, "response_id")
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("response_id", [7, None, {"wrong": [1.5]}])
+def test_an_id_that_is_no_text_is_refused_by_its_type(response_id: object) -> None:
+    with pytest.raises(OpenAIError, match="response_id must be a string, got ") as caught:
+        check_owner(response_id, "team-b", "response_id")
+    assert (caught.value.status, caught.value.param) == (400, "response_id")
 
 
 def test_clients_without_keys_share_no_owner_with_a_key() -> None:

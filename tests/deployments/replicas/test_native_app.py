@@ -24,7 +24,13 @@ class Engine:
 
 
 def application(log: list[str], trace: Any) -> FastAPI:
+    from vllm.exceptions import VLLMValidationError
+
     app = FastAPI()
+
+    @app.exception_handler(VLLMValidationError)
+    async def refuse(request: Request, error: VLLMValidationError) -> JSONResponse:
+        return JSONResponse({"error": {"message": str(error)}}, status_code=400)
 
     @app.post("/echo")
     async def echo(request: Request) -> Any:
@@ -51,6 +57,14 @@ def application(log: list[str], trace: Any) -> FastAPI:
         async def events() -> AsyncIterator[str]:
             yield "event: n\ndata: 1\n\n"
             raise RuntimeError("broken")
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    @app.post("/refused-late")
+    async def refused_late() -> Any:
+        async def events() -> AsyncIterator[str]:
+            raise VLLMValidationError("Unknown response_id: resp_1", parameter="response_id")
+            yield ""
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -147,7 +161,12 @@ async def test_cancelled_task_ends_the_request(ask: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status", "message"),
-    [("/broken", 500, "internal error"), ("/event", 500, "no tool"), ("/refused", 422, "max_tokens is wrong")],
+    [
+        ("/broken", 500, "internal error"),
+        ("/refused-late", 400, "Unknown response_id"),
+        ("/event", 500, "no tool"),
+        ("/refused", 422, "max_tokens is wrong"),
+    ],
 )
 async def test_failure_is_the_last_frame(ask: Any, path: str, status: int, message: str) -> None:
     frames = await all_frames(ask.frames(path))
@@ -160,7 +179,7 @@ async def test_dead_engine_is_the_cause(ask: Any) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     ask.trace.error = EngineDeadError()
-    for path in ("/broken", "/event", "/refused"):
+    for path in ("/broken", "/refused-late", "/event", "/refused"):
         assert (await all_frames(ask.frames(path)))[-1].error == "engine_dead"
 
 

@@ -1,5 +1,7 @@
 """Which fields and values of a body are refused before vLLM reads it."""
 
+import json
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -153,3 +155,13 @@ def test_no_reference_to_ids_is_left_in_what_the_engine_gets() -> None:
     request = parse_request("chat", body, "id")
     assert _reused_prompt_token_ids(request) == [301]
     assert not (request.to_sampling_params(1, {}).extra_args or {}).get("kv_transfer_params")
+
+
+@pytest.mark.parametrize("error", [UnpicklingError("Unsupported operand 0"), EOFError(), RuntimeError("no zip file")])
+def test_bytes_that_are_no_tensor_are_the_clients_fault(error: Exception) -> None:
+    from deployments.replicas.openai_layer import failure_frame
+
+    frame = failure_frame(error, "id", ("model", "prompt_embeds"))
+    assert (frame.status, frame.error) == (400, "invalid_request")
+    assert json.loads(frame.text)["error"]["param"] == "prompt_embeds"
+    assert failure_frame(error, "id", ("model", "prompt")).status == 500

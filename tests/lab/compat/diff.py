@@ -20,7 +20,7 @@ from rich.progress import Progress
 from serve_app.local.cluster import driver_environment
 from serve_app.output import write_file
 from tests.lab.compat.answer import Answer, record
-from tests.lab.compat.report import Comparison, compared, markdown, unexplained
+from tests.lab.compat.report import Comparison, compared, markdown, unexplained, unused
 from tests.lab.compat.servers import TANDEMS, VLLM, server
 from tests.lab.compat.shape import Shape
 
@@ -105,7 +105,7 @@ def main(
     write_file(FOLDER / "unexplained.json", json.dumps(rows, indent=1), "reports")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"the report: {out}; what differs without a reason: {FOLDER / 'unexplained.md'}")
-    if any(result.is_failed(is_whole=is_whole) for result in results.values()):
+    if any(result.is_failed() for result in results.values()) or (is_whole and unused(results)):
         raise typer.Exit(1)
 
 

@@ -43,10 +43,11 @@ class Expected:
         return all(re.fullmatch(pattern, text, re.DOTALL) for pattern, text in pairs)
 
 
-# The routes that Tandem answers itself, and paths that are none.
-_OWN = r"/v1/(chat/completions|completions|models|models/.*)|/health|/server_info|/metrics|other paths"
 _ANY = r".*"
 _ERROR = r"body(\[\])?\.error"
+_ANTHROPIC = r"/v1/messages.*"
+# Fields that name a request inside the engines, or say how its KV moves.
+_INTERNAL = "request_id|priority|kv_transfer_params|ec_transfer_params"
 
 EXPECTED: tuple[Expected, ...] = (
     Expected(
@@ -57,54 +58,131 @@ EXPECTED: tuple[Expected, ...] = (
         vllm="",
     ),
     Expected(
-        reason="An error's type is OpenAI's (CONVENTIONS, errors); vLLM's is the name of a class or of a status.",
+        reason="An error's type is OpenAI's or Anthropic's (CONVENTIONS, errors); vLLM's is the name of a class or of a "
+        "status.",
         kind="value",
         where=rf"{_ERROR}\.type",
-        route=_OWN,
-        vllm="BadRequestError|Bad Request|NotFoundError|InternalServerError",
-        tandem="invalid_request_error|server_error",
+        route=_ANY,
+        vllm="BadRequestError|Bad Request|NotFoundError|InternalServerError|NotImplementedError|Internal Server Error",
+        tandem="invalid_request_error|not_found_error|server_error",
+    ),
+    Expected(
+        reason="Errors of Anthropic's API have its form; vLLM's have OpenAI's if the body is wrong.",
+        kind="missing|extra",
+        where=rf"body\.type|{_ERROR}\.(code|param)",
+        route=_ANTHROPIC,
     ),
     Expected(
         reason="An error's code is OpenAI's, which is a word or null; vLLM repeats the status.",
         kind="type|value",
         where=rf"{_ERROR}\.code",
-        route=_OWN,
+        route=_ANY,
         vllm=r"\d+|int",
     ),
     Expected(
         reason="Tandem names the wrong field where vLLM names none.",
         kind="type|value",
         where=rf"{_ERROR}\.param",
-        route=_OWN,
+        route=_ANY,
         vllm="None|null",
     ),
     Expected(
-        reason="An error's param is the name of a field, as OpenAI has it; vLLM writes its place in the HTTP request.",
+        reason="An error's param is the name of a field, as OpenAI has it; vLLM writes its place in the HTTP request, or "
+        "the name of its own variable.",
         kind="type|value",
         where=rf"{_ERROR}\.param",
-        route=_OWN,
-        vllm=r"'?body.*",
+        route=_ANY,
+        vllm=r"'?body.*|input_tokens",
     ),
     Expected(
-        reason="One sentence says what was wrong; vLLM prints pydantic's list.",
+        reason="An error names the field that the client has sent.",
+        kind="value",
+        where=rf"{_ERROR}\.param",
+        route="/v1/chat/completions|/v1/responses",
+        vllm="max_tokens|response_id",
+        tandem="max_completion_tokens|previous_response_id",
+    ),
+    Expected(
+        reason="One sentence says what was wrong; vLLM prints pydantic's list, or what its parser has raised.",
         kind="value",
         where=rf"{_ERROR}\.message",
-        route=_OWN,
-        vllm=r"\d+ validation errors?:.*",
+        route=_ANY,
+        vllm=r"\d+ validation errors?:.*|(JSON decode error: )?(Expecting|Unterminated).*|.*must be a mapping, not .*",
     ),
     Expected(
-        reason="Errors of paths and methods are OpenAI's too; vLLM has FastAPI's there.",
+        reason="Tandem names the field that is missing or empty; vLLM prints what failed later.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route="/v1/chat/completions|/v1/completions",
+        tandem="(messages|prompt) is (missing|empty).*",
+    ),
+    Expected(
+        reason="An unknown model's error names those that there are.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route=_ANY,
+        vllm="The model `.*` does not exist.",
+    ),
+    Expected(
+        reason="A response's error says why it may be missing.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route="/v1/responses.*",
+        vllm="Response with id .* not found.",
+    ),
+    Expected(
+        reason="An error tells which byte is not UTF-8.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route=_ANY,
+        vllm="'utf-8' codec can't decode.*",
+    ),
+    Expected(
+        reason="Errors of paths, methods and bodies that are not UTF-8 have the API's form too; vLLM has FastAPI's there.",
         kind="missing|extra",
-        where=r"body\.(detail|error)",
-        route=_OWN,
+        where=r"body\.(detail|error|type)",
+        route=_ANY,
     ),
     Expected(
         reason="A body that is no JSON by its header is 415, as HTTP has it; vLLM says 400 or reads it all the same.",
         kind="status",
         where="",
-        route=_OWN,
+        route=_ANY,
         vllm="(400|200) .*",
         tandem="415 .*",
+    ),
+    Expected(
+        reason="A stream that is refused before its first token has the error's status; vLLM has sent 200 by then.",
+        kind="status",
+        where="",
+        route=_ANY,
+        vllm=r"200 \[\{'error'.*",
+        tandem="400 .*",
+    ),
+    Expected(
+        reason="Tandem names requests itself, orders them by their API keys and moves their KV, and so ignores what a "
+        "client says of that (CONVENTIONS, errors: bad input leaks nothing).",
+        kind="status",
+        where="",
+        route=_ANY,
+        shape=rf".* ({_INTERNAL}) .*",
+        vllm="400 .*",
+        tandem="200 .*",
+    ),
+    Expected(
+        reason="A client cannot choose the id of an answer: it names work in all engines.",
+        kind="value",
+        where=r"body.*id",
+        route=_ANY,
+        shape=".* request_id .*",
+    ),
+    Expected(
+        reason="The model's name is read first, on every route alike.",
+        kind="status",
+        where="",
+        route=_ANY,
+        shape=".* model .*",
+        tandem="(400 model must be a string|400 model: |404 the model ).*",
     ),
     Expected(
         reason="OpenAI has the route of one model; vLLM does not.",
@@ -115,12 +193,90 @@ EXPECTED: tuple[Expected, ...] = (
         vllm="404.*",
     ),
     Expected(
+        reason="Models are Tandem's.",
+        kind="value",
+        where=r"body\.data\[\]\.(owned_by|permission\[\]\.id)",
+        route="/v1/models",
+    ),
+    Expected(
+        reason="The routes of pooling models are there with every model, and say what its engine can do.",
+        kind="status",
+        where="",
+        route="other paths",
+        vllm="404 .*",
+        tandem="(405|415|400) .*",
+    ),
+    Expected(
+        reason="A route that Tandem does not have says so (docs/api.md).",
+        kind="status",
+        where="",
+        route=_ANY,
+        tandem="404 .*Tandem does not have it: .*",
+    ),
+    Expected(
+        reason="HTTP's HEAD is answered where GET is.",
+        kind="status|header",
+        where="|allow",
+        route="/health|/ping",
+    ),
+    Expected(
+        reason="The description has the endpoint's name and routes.",
+        kind="value|missing|extra|type",
+        where=r"body(\..*)?",
+        route="/openapi.json|/docs|/redoc",
+    ),
+    Expected(
+        reason="The metrics are Tandem's, and those of all its processes.",
+        kind="value|header",
+        where="body|content-type",
+        route="/metrics",
+    ),
+    Expected(
         reason="A beam search with the prompt's logprobs is refused; vLLM fails.",
         kind="status",
         where="",
         route="/v1/completions",
         shape=".*beam search with echo",
         vllm="500 .*",
+        tandem="400 .*",
+    ),
+    Expected(
+        reason="Of two faults of a request, Tandem names the other one.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route="/v1/completions",
+        shape=".*beam search with echo streamed",
+    ),
+    Expected(
+        reason="Bytes that are no tensor are the client's fault; vLLM fails.",
+        kind="status",
+        where="",
+        route="/v1/completions",
+        shape=".* prompt_embeds .*",
+        vllm="500 .*",
+        tandem="400 .*",
+    ),
+    Expected(
+        reason="A stream that fails ends with the API's event for it; vLLM cuts the connection.",
+        kind="status",
+        where="",
+        route="/v1/responses",
+        vllm="0 .*",
+        tandem="(200|400) .*",
+    ),
+    Expected(
+        reason="The prefill engine has the KV of the earlier prompt, and not that of the earlier answer.",
+        kind="value",
+        where=r"body\.usage\.input_tokens_details\.cached_tokens",
+        route="/v1/responses",
+        shape="stored, continued",
+    ),
+    Expected(
+        reason="A response that was no stream cannot be read as one; vLLM cuts the connection.",
+        kind="status",
+        where="",
+        route="/v1/responses/.*",
+        vllm="0 .*",
         tandem="400 .*",
     ),
 )

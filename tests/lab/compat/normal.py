@@ -50,12 +50,13 @@ class Normal:
 def normal(answer: Answer) -> Normal:
     """The answer without what chance and time decide."""
     ids: dict[str, str] = {}
-    headers = {name: _plain(value, ids) for name, value in answer.headers.items()}
     if is_stream(answer.headers):
         stream = [(name, _clean(data, ids)) for name, data in events(answer.text) if (name, data) != ("", "")]
         body, kinds = joined(stream), frames(stream)
     else:
         body, kinds = _clean(parsed(answer.text), ids), {}
+    # After the body: Tandem has one more id in its headers, and the body's ids keep their numbers.
+    headers = {name: _plain(value, ids) for name, value in answer.headers.items()}
     return Normal(
         status=answer.status,
         headers=headers,

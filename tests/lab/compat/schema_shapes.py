@@ -3,7 +3,7 @@
 The fields come from the models themselves, so a new version of vLLM brings its new fields into the test.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,27 @@ def schema_shapes(model: Model) -> Iterator[Shape]:
             for is_streamed in streamed:
                 name = f"{model.name} {field} {kind}{' streamed' if is_streamed else ''}"
                 body = named(model.base, name) | ({"stream": True} if is_streamed else {}) | change
-                yield post(name, model.route, body, is_determined=is_determined(body))
+                yield post(name, model.route, body, is_determined=is_determined(body, model.schema["properties"]))
         body = {key: value for key, value in named(model.base, f"{model.name} {field}").items() if key != field}
         body |= SHORT.get(field, {})
         if field in model.base:
-            yield post(f"{model.name} {field} missing", model.route, body, is_determined=is_determined(body))
+            yield post(
+                f"{model.name} {field} missing",
+                model.route,
+                body,
+                is_determined=is_determined(body, model.schema["properties"]),
+            )
 
 
-def is_determined(body: Body) -> bool:
-    """Whether a body leaves nothing to chance: it is greedy, or it has a seed."""
-    sampling = body.get("sampling_params") or body
+def is_determined(body: Body, fields: Collection[str]) -> bool:
+    """Whether a body leaves nothing to chance: it is greedy, or it has a seed that the model reads.
+
+    ``fields``: names of the fields that vLLM's model has; it ignores others.
+    """
+    sampling = body.get("sampling_params")
+    if sampling is None:
+        has_seed = "seed" in fields and body.get("seed") is not None
+        return has_seed or body.get("temperature") == 0
     return not isinstance(sampling, dict) or sampling.get("temperature") == 0 or sampling.get("seed") is not None
 
 

@@ -47,6 +47,8 @@ def document(kind: str) -> dict[str, Any]:
     args = whole["applications"][0]["args"]
     args["model"]["source"] = str(MODEL)
     args["engine_kwargs"] |= ARGUMENTS
+    # What vLLM's server does without being told.
+    args["ingress"] |= {"cors": {}, "docs": True, "metrics_on_public_port": True}
     limit = TANDEMS[kind]
     args["router"] = {"length": {"local_max_tokens": limit, "local_cap_tokens": limit}}
     return whole

@@ -42,11 +42,13 @@ def test_no_two_prompts_begin_alike() -> None:
 
 
 def test_sampling_without_a_seed_is_left_to_chance() -> None:
-    assert is_determined({"temperature": 0})
-    assert is_determined({"temperature": 0.8, "seed": 0})
-    assert not is_determined({"temperature": 0.8})
-    assert not is_determined({"temperature": None})
-    assert is_determined({"sampling_params": {"temperature": 0}})
+    fields = ("temperature", "seed")
+    assert is_determined({"temperature": 0}, fields)
+    assert is_determined({"temperature": 0.8, "seed": 0}, fields)
+    assert not is_determined({"temperature": 0.8, "seed": 0}, ("temperature",))  # as in Anthropic's API
+    assert not is_determined({"temperature": 0.8}, fields)
+    assert not is_determined({"temperature": None}, fields)
+    assert is_determined({"sampling_params": {"temperature": 0}}, ("sampling_params",))
 
 
 def test_a_value_may_bring_the_fields_that_it_needs() -> None:

@@ -22,9 +22,9 @@ _OWN_PATHS = tuple(dict.fromkeys(place.partition(" ")[2] for place in OWN))
 API_ROUTES = (CHAT.path, COMPLETIONS.path, *(route.path for route in NATIVE), *_OWN_PATHS)
 ROUTES = (*API_ROUTES, METRICS_PORT, OTHER_ROUTE)
 # Routes whose answers are no JSON objects: texts, pages, nothing, or (SageMaker's) those of another route.
-_NO_JSON_ROUTES = frozenset({"/health", "/ping", "/docs", "/metrics"})
+_NO_JSON_ROUTES = frozenset({"/health", "/ping", "/docs", "/redoc", "/metrics"})
 JSON_ROUTES = frozenset(API_ROUTES) - _NO_JSON_ROUTES
-_PUBLIC_ROUTES = frozenset({"/health", "/ping", "/version", "/docs", "/openapi.json"})
+_PUBLIC_ROUTES = frozenset({"/health", "/ping", "/version", "/docs", "/redoc", "/openapi.json"})
 KEYED_ROUTES = frozenset(API_ROUTES) - _PUBLIC_ROUTES
 _PATTERNS = {path: re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))) for path in API_ROUTES if "{" in path}
 # The name of a model may have slashes.
