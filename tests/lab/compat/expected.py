@@ -58,8 +58,7 @@ EXPECTED: tuple[Expected, ...] = (
         vllm="",
     ),
     Expected(
-        reason="An error's type is OpenAI's or Anthropic's (CONVENTIONS, errors); vLLM's is the name of a class or of a "
-        "status.",
+        reason="An error's type is OpenAI's or Anthropic's (CONVENTIONS, errors); vLLM's is the name of a class.",
         kind="value",
         where=rf"{_ERROR}\.type",
         route=_ANY,
@@ -87,8 +86,7 @@ EXPECTED: tuple[Expected, ...] = (
         vllm="None|null",
     ),
     Expected(
-        reason="An error's param is the name of a field, as OpenAI has it; vLLM writes its place in the HTTP request, or "
-        "the name of its own variable.",
+        reason="An error's param is the name of a field, as OpenAI has it; vLLM writes its place, or its own name.",
         kind="type|value",
         where=rf"{_ERROR}\.param",
         route=_ANY,
@@ -138,7 +136,7 @@ EXPECTED: tuple[Expected, ...] = (
         vllm="'utf-8' codec can't decode.*",
     ),
     Expected(
-        reason="Errors of paths, methods and bodies that are not UTF-8 have the API's form too; vLLM has FastAPI's there.",
+        reason="Errors of paths, methods and wrong encodings have the API's form too; vLLM has FastAPI's there.",
         kind="missing|extra",
         where=r"body\.(detail|error|type)",
         route=_ANY,
