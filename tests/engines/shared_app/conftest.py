@@ -51,7 +51,7 @@ def app(make_document: Any) -> Iterator[Any]:
     assert [process.cmdline() for process in alive] == []
 
 
-@pytest.fixture(name="ask", scope="module")
+@pytest.fixture(name="ask", scope="package")  # Serve keeps the loop of the first caller
 def _ask(app: Any) -> Iterator[Any]:
     """Sends one request to the decode pool without the ingress; ``sent``: what its client has from another replica."""
     from ray import serve
