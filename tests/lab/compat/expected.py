@@ -51,13 +51,6 @@ _INTERNAL = "request_id|priority|kv_transfer_params|ec_transfer_params"
 
 EXPECTED: tuple[Expected, ...] = (
     Expected(
-        reason="Tandem names every answer, so that its line in a log can be found.",
-        kind="header",
-        where="x-request-id",
-        route=_ANY,
-        vllm="",
-    ),
-    Expected(
         reason="An error's type is OpenAI's or Anthropic's (CONVENTIONS, errors); vLLM's is the name of a class.",
         kind="value",
         where=rf"{_ERROR}\.type",
@@ -105,7 +98,14 @@ EXPECTED: tuple[Expected, ...] = (
         kind="value",
         where=rf"{_ERROR}\.message",
         route=_ANY,
-        vllm=r"\d+ validation errors?:.*|(JSON decode error: )?(Expecting|Unterminated).*|.*must be a mapping, not .*",
+        vllm=r"\d+ validation errors?( for .* model)?\s.*|\d+ validation errors?:.*",
+    ),
+    Expected(
+        reason="A body that is no JSON object is told as that; vLLM prints what its code has raised.",
+        kind="value",
+        where=rf"{_ERROR}\.message",
+        route="/generative_scoring|/invocations",
+        tandem="the body (is not valid JSON: |must be a JSON object, got ).*",
     ),
     Expected(
         reason="Tandem names the field that is missing or empty; vLLM prints what failed later.",
@@ -225,9 +225,10 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected(
         reason="The metrics are Tandem's, and those of all its processes.",
-        kind="value|header",
-        where="body|content-type",
+        kind="value|header|status",
+        where="body|content-type|",
         route="/metrics",
+        tandem="(?!404).*",
     ),
     Expected(
         reason="A beam search with the prompt's logprobs is refused; vLLM fails.",
@@ -256,11 +257,9 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected(
         reason="A stream that fails ends with the API's event for it; vLLM cuts the connection.",
-        kind="status",
+        kind="cut",
         where="",
         route="/v1/responses",
-        vllm="0 .*",
-        tandem="(200|400) .*",
     ),
     Expected(
         reason="The prefill engine has the KV of the earlier prompt, and not that of the earlier answer.",
@@ -274,8 +273,8 @@ EXPECTED: tuple[Expected, ...] = (
         kind="status",
         where="",
         route="/v1/responses/.*",
-        vllm="0 .*",
-        tandem="400 .*",
+        vllm="(0|200) .*",
+        tandem="400 Unknown response_id.*",
     ),
 )
 

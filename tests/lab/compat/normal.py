@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.lab.compat.answer import Answer, events, is_stream, parsed
 
-# An id: an optional prefix, then a UUID or eight or more hexadecimal digits that are no plain number. Each gets a
-# number by its first appearance, so two places with the same id still have the same id.
+# An id: an optional prefix, then a UUID, 16 or 32 hexadecimal digits, or eight or more that are no plain number.
+# Each gets a number by its first appearance, so two places with the same id still have the same id.
 _ID = re.compile(
-    r"((?<![0-9A-Za-z])(?:[a-z]+[-_])*)"
-    r"([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=[0-9]*[a-f])[0-9a-f]{8,})(?![0-9A-Za-z])"
+    r"((?<![0-9A-Za-z.])(?:[a-z]+[-_])*)"
+    r"([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{16}(?:[0-9a-f]{16})?|(?=[0-9]*[a-f])[0-9a-f]{8,})(?![0-9A-Za-z])"
 )
 # Numbers that tell a moment or a duration.
 _TIMES = re.compile(r"^(created|created_at|completed_at|.*_time|.*_ms|.*_timestamp)$")
@@ -20,6 +20,8 @@ _CONTINUED = frozenset({"content", "reasoning", "reasoning_content", "text", "de
                         "thinking", "refusal"})  # fmt: skip
 # The address at which a server listens, such as in Location.
 _SERVER = re.compile(r"http://127\.0\.0\.1:\d+")
+# Tandem names every answer, so that its line in a log can be found.
+_TANDEMS_HEADER = "x-request-id"
 # A hash of an engine's configuration, which the connector for KV is a part of.
 _FINGERPRINT = "system_fingerprint"
 # Number of an event in its stream: it depends on how a server cuts the text into pieces.
@@ -56,7 +58,7 @@ def normal(answer: Answer) -> Normal:
     else:
         body, kinds = _clean(parsed(answer.text), ids), {}
     # After the body: Tandem has one more id in its headers, and the body's ids keep their numbers.
-    headers = {name: _plain(value, ids) for name, value in answer.headers.items()}
+    headers = {name: _plain(value, ids) for name, value in answer.headers.items() if name != _TANDEMS_HEADER}
     return Normal(
         status=answer.status,
         headers=headers,
@@ -95,7 +97,20 @@ def joined(stream: Iterable[tuple[str, Any]]) -> list[Any]:
         else:
             pieces.append(data)
         last = kind
-    return pieces
+    return [_without_empty_tokens(piece) for piece in pieces]
+
+
+def _without_empty_tokens(value: Any) -> Any:
+    """The value without the logprobs of tokens that have no text of their own, such as half a character.
+
+    vLLM leaves out a piece without text, and the logprobs with it, unless another token is in the same piece.
+    """
+    if isinstance(value, dict):
+        return {name: _without_empty_tokens(each) for name, each in value.items()}
+    if isinstance(value, list):
+        is_empty = (isinstance(each, dict) and each.get("token") == "" and "logprob" in each for each in value)
+        return [_without_empty_tokens(each) for each, drop in zip(value, is_empty, strict=True) if not drop]
+    return value
 
 
 def _kind(name: str, data: Any) -> tuple[Any, ...]:
@@ -135,13 +150,21 @@ def frames(stream: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     for name, data in stream:
         choices = data.get("choices") if isinstance(data, dict) else None
         choice = f"choice {choices[0].get('index')}" if choices else "stream"
-        kind = {"event": name, "data": structure(data) if isinstance(data, dict) else data}
+        kind = {"event": name, "data": _place(data) if choices else structure(data) if isinstance(data, dict) else data}
         if isinstance(data, dict) and "type" in data:
             kind["type"] = data["type"]
         kinds = found.setdefault(choice, [])
         if not kinds or kinds[-1] != kind:
             kinds.append(kind)
     return found
+
+
+def _place(piece: dict[str, Any]) -> dict[str, Any]:
+    """What tells where in its choice a piece is, whatever text it has."""
+    choice = piece["choices"][0]
+    rest = {key: value for key, value in piece.items() if key != "choices"}
+    begins, ends = "role" in (choice.get("delta") or {}), choice.get("finish_reason") is not None
+    return {**structure(rest), "begins": begins, "ends": ends}
 
 
 def structure(value: Any) -> Any:

@@ -6,6 +6,7 @@ The fields come from the models themselves, so a new version of vLLM brings its 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from tests.lab.compat.shape import Shape, post
 from tests.lab.compat.values import SHORT, VALUES, WRONG, Fields
@@ -68,7 +69,7 @@ def is_determined(body: Body, fields: Collection[str]) -> bool:
 def named(base: Any, name: str) -> Any:
     """The body with the name of its shape: no two prompts begin alike, so none finds the KV of another."""
     if isinstance(base, str):
-        return base.replace("{name}", name)
+        return base.replace("{name}", f"{crc32(name.encode())} {name}")
     if isinstance(base, Mapping):
         return {key: named(value, name) for key, value in base.items()}
     return [named(each, name) for each in base] if isinstance(base, list) else base

@@ -51,8 +51,9 @@ def written_shapes() -> Iterator[Shape]:
     for route in ("/generative_scoring", "/invocations", "/v1/messages/render"):
         for field in VALID[route]:
             for kind, value in (("wrong type", {"wrong": [1.5]}), ("null", None)):
-                body = named(VALID[route], route) | SHORT.get(field, {}) | {field: value}
-                yield post(f"{route} {field} {kind}", route, body, is_determined=body.get("temperature", 0) is not None)
+                name = f"{route} {field} {kind}"
+                body = named(VALID[route], name) | SHORT.get(field, {}) | {field: value}
+                yield post(name, route, body, is_determined=body.get("temperature", 0) is not None)
 
 
 def _envelopes(route: str, body: dict[str, Any]) -> Iterator[Shape]:
