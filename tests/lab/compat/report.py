@@ -110,8 +110,8 @@ def markdown(results: Mapping[str, Comparison], *, is_whole: bool) -> str:
         f"`make compat-diff` wrote this page on {datetime.date.today()}, commit `{commit}`.",
         "It sends each request to both servers, with the tiny model in float32.",
         "*remote*: a prefill engine computes every prompt. *local*: decode does.",
-        "*equal*: status, headers, keys, types, events and all determined values are equal. Ids, times,",
-        "the cuts between the pieces of a stream, and `X-Request-Id`, which names every answer of Tandem, are not compared.",
+        "*equal*: status, headers, keys, types, events and all determined values are equal.",
+        "Not compared: ids, times, cuts between the pieces of a stream, and `X-Request-Id`, which Tandem alone has.",
         "*expected*: each difference has a reason, see below. *unexplained*: a difference has none.",
     ]
     for kind, result in results.items():
