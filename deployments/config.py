@@ -15,6 +15,7 @@ from autoscale.topology_config import TopologyConfig
 from autoscale.types import PoolKey, PoolLimits
 from deployments.adapters_config import AdapterConfig, check_names, check_pools, whole_path
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
+from deployments.pooling_config import check_groups, check_policy, check_same_kind, is_pooling
 from deployments.profile_match import check_parallelism, differences, policy_profiles
 from deployments.variants import check_known, worths
 from kvtransfer.labels import DEFAULT_LABELS
@@ -162,6 +163,24 @@ class ServiceConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_pooling(self) -> Self:
+        pools = {key: pool for group in self.all_groups for key, pool in group.pools().items()}
+        check_same_kind({key: is_pooling(self.engine_kwargs_of(pool)) for key, pool in pools.items()})
+        if not self.is_pooling:
+            return self
+        check_groups(self.all_groups)
+        if self.autoscale is not None:
+            check_policy(self.autoscale)
+        if self.model.has_adapters:
+            raise ValueError("engine_kwargs make it a pooling model, which takes no adapters here: leave adapters out")
+        if self.router.follows_prefixes:
+            raise ValueError(
+                "router.policy is 'prefix', and engine_kwargs make it a pooling model, whose texts are not followed: "
+                "choose the policy least_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_long_prompts(self) -> Self:
         try:
             _ = self.long_service
@@ -197,7 +216,7 @@ class ServiceConfig(StrictConfig):
     @model_validator(mode="after")
     def _check_prefix_caching(self) -> Self:
         for key, pool in self.role_configs().items():
-            kwargs = {**self.engine_kwargs, **pool.engine_kwargs}
+            kwargs = self.engine_kwargs_of(pool)
             if self.router.follows_prefixes and kwargs.get("enable_prefix_caching") is False:
                 raise ValueError(
                     f"router.policy is 'prefix', and engine_kwargs of {key} set enable_prefix_caching to false: leave "
@@ -300,7 +319,16 @@ class ServiceConfig(StrictConfig):
         return [length if isinstance(length, int) and length > 0 else None for length in lengths]
 
     def _max_model_len_of(self, pool: RoleConfig) -> Any:
-        return {**self.engine_kwargs, **pool.engine_kwargs}.get("max_model_len")
+        return self.engine_kwargs_of(pool).get("max_model_len")
+
+    def engine_kwargs_of(self, pool: RoleConfig) -> dict[str, Any]:
+        """Arguments of vLLM for the engines of a pool, as they are configured."""
+        return {**self.engine_kwargs, **pool.engine_kwargs}
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether engine arguments make its model a pooling model: it answers with vectors or scores."""
+        return is_pooling(self.engine_kwargs_of(self.groups[0].decode))
 
     def role_configs(self) -> dict[PoolKey, RoleConfig]:
         """Configuration of every pool of the service, by its key."""

@@ -183,6 +183,8 @@ def _service(
     decodes: dict[str, Application] = {}
     gpu_resources = {} if topology is None else topology.gpu_resources
     for group in config.groups:
+        # vLLM's sleep mode would unmap memory that NIXL has registered. A pooling model has no KV for other engines.
+        hands_over = group.prefill is not None or not (group.decode.engine_sleep or config.is_pooling)
         for key, pool in group.pools().items():  # prefill first, since decode calls it
             bind: dict[str, Any] = {
                 "router": config.router,
@@ -207,8 +209,7 @@ def _service(
                     config,
                     key.role,
                     pool,
-                    # vLLM's sleep mode would unmap memory that NIXL has registered, and this engine hands no KV over.
-                    kv_transfer=None if group.prefill is None and pool.engine_sleep else kv_transfer,
+                    kv_transfer=kv_transfer if hands_over else None,
                     routers=routers,
                     gpu_resource=gpu_resource,
                     host_kind=_host_kind(pool) if start_hosts.per_node and pool.emulator is None else None,

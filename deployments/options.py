@@ -38,7 +38,7 @@ def llm_config(
     has the most similar name.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
-    kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
+    kwargs = service.engine_kwargs_of(pool)
     check_known(kwargs)
     env, experimental = pool_environment(pool), _experimental(service, pool)
     if host_kind is not None:

@@ -52,6 +52,12 @@ class RequestTimer:
             self._first_s, self._last_s, self.tokens = first_s, last_s, tokens
             self._observe_first()
 
+    def add_result(self) -> None:
+        """Count the result of a request without output tokens, that of a pooling model: its TTFT ends now."""
+        self._first_s = self._stats.clock()
+        self._stats.leave(self)
+        self._observe_first()
+
     def _observe_first(self) -> None:
         waited_s = max(0.0, self._first_s - self._arrived_s)
         self._stats.ttft.observe(self._share * waited_s)

@@ -38,11 +38,14 @@ class Policy(ABC, Generic[C]):
         config_class: class of the settings of a policy of one's own; the built-in ones are in ``PolicyConfig``.
         is_fit_for_aggregated: whether it also fits services whose groups have no prefill (``pd_ratio`` 0:1): the decode
             replicas that it wants there do all the work.
+        is_fit_for_pooling: whether it also fits pooling models: their answers have no output tokens, so it may not size
+            by these or by the lengths of answers.
         has_own_ratio: whether it sizes each role by itself, so that ``pd_ratio`` does not change its counts.
     """
 
     config_class: ClassVar[type[StrictConfig]]
     is_fit_for_aggregated: ClassVar[bool] = False
+    is_fit_for_pooling: ClassVar[bool] = False
     has_own_ratio: ClassVar[bool] = False
 
     def __init__(self, config: C, *, ratio: PdRatio, slo: SloConfig) -> None:

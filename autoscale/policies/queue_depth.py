@@ -81,6 +81,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
     """Replicas of each role with a configured service rate, from arrivals per second and the waiting requests."""
 
     is_fit_for_aggregated = True
+    is_fit_for_pooling = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role that has a service rate by its queue, in its engines and at the endpoint.

@@ -24,6 +24,7 @@ class Static(Policy[StaticConfig]):
     """The configured replicas of both roles, at any load."""
 
     is_fit_for_aggregated = True
+    is_fit_for_pooling = True
     has_own_ratio = True
 
     def decide(self, snapshot: Snapshot) -> Decision:

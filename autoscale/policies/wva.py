@@ -84,6 +84,7 @@ class Wva(Policy[WvaConfig]):
     """
 
     is_fit_for_aggregated = True
+    is_fit_for_pooling = True
     has_own_ratio = True
 
     def decide(self, snapshot: Snapshot) -> Decision:

@@ -124,6 +124,10 @@ class EmulatedClient:
         """Whether the loop has ended."""
         return self._task is not None and self._task.done()
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What vLLM calls the tasks of an engine that generates."""
+        return ("generate",)
+
     async def is_paused(self) -> bool:
         """Never paused; the call shows that the engine answers."""
         return False

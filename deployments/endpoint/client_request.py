@@ -1,5 +1,6 @@
 """One client's request at the endpoint, from its headers to the last event of its answer."""
 
+import random
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -15,7 +16,7 @@ from deployments.endpoint.error_forms import error_body, error_event
 from deployments.endpoint.explanation import HEADER, explanation
 from deployments.endpoint.request_body import Body
 from deployments.endpoint.routes import ErrorForm, Route, Work
-from deployments.endpoint.served_model import ServedModel
+from deployments.endpoint.served_model import DecodeGroup, Holder, ServedModel
 from deployments.serve_seam.http_headers import is_request_id
 from deployments.wire.messages import LOAD_FORMAT, DecodeRequest, Frame, PromptRoute, SentFrames
 from deployments.wire.openai_errors import OpenAIError
@@ -83,7 +84,7 @@ class ClientRequest:
     http_headers: tuple[tuple[str, str], ...] = ()  # those of its headers that vLLM reads
     id_seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of random ids in its answer
     response_id: str | None = None  # id of the answer of the Responses API
-    holder: str | None = None  # the decode replica that has the stored response to which it refers
+    holder: Holder | None = None  # of the stored response to which it refers
     raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # its place in the queue of the model
@@ -105,6 +106,13 @@ class ClientRequest:
     def lacking(self, pool: str) -> frozenset[str]:
         """Replicas of a decode pool that do not have its adapter."""
         return frozenset() if self.adapter is None else self.adapter.lacking(pool)
+
+    def choose_group(self, rng: random.Random) -> DecodeGroup:
+        """The group for its next attempt: that of the stored response to which it refers, or the least loaded one."""
+        avoid = self.failed_groups | self.full_groups | self.lacking_groups()
+        if self.holder is not None and self.holder.group.name not in avoid:
+            return self.holder.group
+        return self.model.choose(avoid, rng)
 
     def lacking_groups(self) -> frozenset[str]:
         """Names of groups that do not have its adapter in both roles."""

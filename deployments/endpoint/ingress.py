@@ -51,6 +51,7 @@ from deployments.endpoint.served_model import (
     ServedModel,
     Service,
     count_prefill,
+    find_holder,
     no_replica,
     wait_until_awake,
 )
@@ -353,13 +354,15 @@ class Ingress(Pages):
             fields = json_object(request.raw, request.body.take) if request.route.has_body else dict(http.query_params)
             endpoint, prompt_fields = openai_fields(request.route, fields)
             answer = requested_answer(endpoint, prompt_fields, is_checked=not request.route.is_native)
-            request.model = self._named_model(fields.get("model"))
-            request.adapter = self._adapters.named(fields.get("model") or "")
-        await self._find_response(request, http, fields)
+            if (stored := http.path_params.get("response_id")) is None:
+                request.model = self._named_model(fields.get("model"))
+                request.adapter = self._adapters.named(fields.get("model") or "")
+        await self._find_response(request, stored, fields)
         prompts = prompt_tokens(endpoint, prompt_fields)
         if request.route.is_native:  # of a chat or a completion decode checks it, with the field's name
             check_answers(answer.answers(len(prompts)), None)
-        request.model = request.model.serving_prompt(max(prompts))
+        if request.holder is None:
+            request.model = request.model.serving_prompt(max(prompts))
         request.place = place_of(answer, prompts, request.key, request.priority, request.model.most_prompt_tokens)
         if (piece_tokens := request.model.piece_tokens) is not None and request.route.work is Work.ANSWER:
             request.pieces = prompt_pieces(
@@ -371,20 +374,24 @@ class Ingress(Pages):
                 chars_per_token=request.model.chars_per_token,
             )
 
-    async def _find_response(self, request: ClientRequest, http: Request, fields: dict[str, Any]) -> None:
-        """Give a new response its id, and find the replica of a stored one. Raises OpenAIError: 404, it is not here."""
+    async def _find_response(self, request: ClientRequest, stored: str | None, fields: dict[str, Any]) -> None:
+        """Give a new response its id, and find the replica and the model of a stored one.
+
+        ``stored``: the id in the path, which may be of any model. Raises OpenAIError: 404, it is not here.
+        """
         if request.route.errors is not ErrorForm.RESPONSES:
             return
-        stored, param = http.path_params.get("response_id"), "response_id"
+        models, param = list(self._models.values()), "response_id"
         if stored is None:
             request.response_id = new_response_id(request.id_seed, request.key)
-            stored, param = fields.get("previous_response_id"), "previous_response_id"
-            if stored is None:
+            models, param = [request.model], "previous_response_id"
+            if (stored := fields.get(param)) is None:
                 return
         check_owner(stored, request.key, param)
-        request.holder = await request.model.holder_of(stored)
+        request.holder = await find_holder(models, stored)
         if request.holder is None:
             raise response_not_found(stored, param)
+        request.model = request.holder.model
 
     @contextmanager
     def _refusals_counted(self, key: str | None) -> Iterator[None]:
@@ -409,7 +416,7 @@ class Ingress(Pages):
                 async for frame in frames:
                     if frame.tokens:
                         gate.output(place, frame.tokens)
-                    elif not frame.text and not frame.ends:  # it reports only that the first token has come
+                    elif frame.reports_first:
                         gate.note_first_token(place)
                     if frame.text:
                         # While the client reads, the engine's pace is not measured.

@@ -81,11 +81,14 @@ def _invocation(body: Fields) -> tuple[str, Fields]:
 
 def _pooled(body: Fields) -> tuple[str, Fields]:
     """Texts or token ids of a pooling model's request, under any of the names that vLLM gives them."""
-    if "messages" in body:
-        return "chat", {"messages": body["messages"], "max_tokens": 1}
+    if (messages := body.get("messages")) is not None:
+        fields = {"messages": messages, "max_tokens": 1}
+        is_batch = isinstance(messages, list) and any(isinstance(one, list) for one in messages)
+        return _batch(fields) if is_batch else ("chat", fields)
     names = ("input", "texts", "inputs", "text_1", "text_2", "queries", "query", "documents", "items", "data", "data_1")
     given = [body[name] for name in (*names, "data_2") if name in body]
-    prompt = given[0] if len(given) == 1 else [_text(one) for one in given]
+    texts = [one for value in given for one in (value if isinstance(value, list) else [value])]
+    prompt = given[0] if len(given) == 1 else [_text(one) for one in texts]  # each is a request to the engine
     return "completions", {"prompt": prompt, "max_tokens": 1}
 
 

@@ -156,9 +156,7 @@ class Relay:
         """The frames of the answer; if a replica is lost, another one continues the stream."""
         has_moved = False  # whether the request has lost a replica, and no frame has come since
         while True:
-            group = request.model.choose(
-                request.failed_groups | request.full_groups | request.lacking_groups(), self._rng
-            )
+            group = request.choose_group(self._rng)
             # ``avoid``: ejected replicas, which have failed often. ``probe``: one of them, which this request tests.
             avoid, probe = await group.caller.health.guide()
             # During the attempt, the router writes the replica that it chose into ``routing.choice``.
@@ -166,7 +164,7 @@ class Relay:
                 exclude=request.exclude | request.lacking(group.pool),
                 avoid=avoid,
                 probe=probe,
-                preferred=request.holder,
+                preferred=None if request.holder is None else request.holder.replica_id,
                 prompt=request.pieces,
                 session=request.session,
             )

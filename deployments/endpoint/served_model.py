@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,12 +187,12 @@ class ServedModel:
         loads = {name: group.load for name, group in groups.items()}
         return groups[choose_group(loads, {name: group.capacity() for name, group in groups.items()}, rng)]
 
-    async def holder_of(self, response_id: str) -> str | None:
-        """The decode replica that holds a stored response; ``None``: none does."""
-        handles = [group.caller.handle for group in self.groups]
-        asked = (answers_in_time(handle, "holder_of", _LOOKUP_S, response_id) for handle in handles)
-        holders = [name for names in await asyncio.gather(*asked) for name in names if name is not None]
-        return holders[0] if holders else None
+    async def holders_of(self, response_id: str) -> list["Holder"]:
+        """The decode replicas of its own groups that hold a stored response: one or none."""
+        groups = [group for group in self.groups if known_pools.has_replicas(group.pool)]
+        asked = (answers_in_time(group.caller.handle, "holder_of", _LOOKUP_S, response_id) for group in groups)
+        answers = zip(groups, await asyncio.gather(*asked), strict=True)
+        return [Holder(self, group, name) for group, names in answers for name in names if name is not None]
 
     async def check_health(self) -> str | None:
         """Why no decode pool can serve the model; ``None``: one can, or the model sleeps."""
@@ -204,6 +204,22 @@ class ServedModel:
         if None in errors:
             return None
         return f"no healthy decode replica of {self.model_id}: {type(errors[0]).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The decode replica that holds a stored response of the Responses API."""
+
+    model: ServedModel
+    group: DecodeGroup
+    replica_id: str
+
+
+async def find_holder(models: Iterable[ServedModel], response_id: str) -> Holder | None:
+    """The holder of a stored response; ``models``: where it may be, also in their parts for very long prompts."""
+    parts = [part for model in models for part in (model, model.long) if part is not None]
+    found = await asyncio.gather(*(part.holders_of(response_id) for part in parts))
+    return next((holder for holders in found for holder in holders), None)
 
 
 def count_prefill(

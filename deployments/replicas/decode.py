@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from functools import partial
@@ -21,11 +21,13 @@ from autoscale.observe.replica_report import ReplicaReport
 from autoscale.observe.request_stats import RequestStats
 from autoscale.slo import SloConfig
 from deployments.pool_config import EngineSleepConfig
+from deployments.pooling_config import is_pooling
 from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.replicas.generation import CURRENT_TRACE, RequestTrace, note_answer
-from deployments.replicas.native_app import NativeApp
+from deployments.replicas.native_app import NativeApp, unserved
 from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
 from deployments.replicas.pd_generate import PDGenerate
+from deployments.replicas.pooling import PoolingRequests
 from deployments.replicas.prefill_places import PrefillPlaces
 from deployments.replicas.pull_watch import PullWatch
 from deployments.replicas.remote_prefill import RemotePrefill
@@ -39,6 +41,9 @@ from router.config import RouterConfig
 from router.ray_coordinator import is_answering
 from router.ray_health import HealthFeed
 from router.ray_prefill_queue import QueueFeed
+
+_GENERATE = "generate"  # vLLM's name for what every engine can do but that of a pooling model
+_ROUTES = {"chat": "POST /v1/chat/completions", "completions": "POST /v1/completions"}  # by name of the endpoint
 
 
 class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
@@ -64,7 +69,10 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             else:
                 await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
-            await _warm_up(client)
+            self._tasks = await client.get_supported_tasks()
+            _check_tasks(self._tasks, llm_config)
+            if _GENERATE in self._tasks:
+                await _warm_up(client)
         await self._start_adapters(llm_config)
         remote = None
         if prefill_server is not None:
@@ -89,7 +97,9 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         )
         if self._adapters is not None:
             client.generate = self._adapters.generating(self._generate, note_answer)
-        self._native = NativeApp(partial(native_app, self), client)
+        if _GENERATE not in self._tasks:
+            client.encode = PoolingRequests(client, self._requests, max_prompt_tokens)
+        self._native = NativeApp(partial(native_app, self), self._tasks)
         install_seeded_ids()
         self._watch_host(engine_silence_s, engine_sleep)
 
@@ -129,6 +139,15 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
     async def holder_of(self, response_id: str) -> str | None:
         """This replica's id, if it holds a stored response of the Responses API; ``None``: it does not."""
         return self.replica_id if self._native.holds(response_id) else None
+
+    async def __del__(self) -> None:
+        """Called by Serve once the replica's requests have ended: those in the background have none.
+
+        After ``graceful_shutdown_timeout_s`` since the stop began, Serve ends the process whatever it does.
+        """
+        if (native := getattr(self, "_native", None)) is not None:
+            await native.finish_background()
+        await super().__del__()
 
     async def respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
         """The frames of one OpenAI request's answer, without those that its client has from a lost replica.
@@ -179,6 +198,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         body: dict[str, Any] = json.loads(request.body.decode())
         fields = tuple(body)
         try:
+            if _GENERATE not in self._tasks:
+                raise unserved(_ROUTES[request.endpoint], self._tasks)
             parsed = parse_request(request.endpoint, body, request.request_id)
             del body  # otherwise it would take memory until the answer ends, beside the parsed request
             trace.max_tokens, trace.beam_search = requested_max_tokens(parsed), bool(parsed.use_beam_search)
@@ -207,6 +228,15 @@ async def _with_first(frames: AsyncGenerator[Frame, None], has_first: asyncio.Ev
             yield frame
         async for frame in frames:
             yield frame
+
+
+def _check_tasks(tasks: Collection[str], llm_config: LLMConfig) -> None:
+    """Raises RuntimeError: the engine does not generate, and its configuration does not say so."""
+    if _GENERATE not in tasks and not is_pooling(llm_config.engine_kwargs):
+        raise RuntimeError(
+            f"the engine of this model does not generate, its tasks are {', '.join(sorted(tasks))}: for a pooling "
+            "model set runner: pooling in engine_kwargs, and prefill of its groups to null"
+        )
 
 
 async def _warm_up(client: Any) -> None:

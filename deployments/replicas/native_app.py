@@ -5,17 +5,18 @@ Below it lies ``PDGenerate``, so its prompts take the same path as those of chat
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 from starlette.routing import Match
 
+from deployments.replicas.body_bounds import check_bounds, is_beam_search
 from deployments.replicas.generation import RequestTrace
 from deployments.replicas.openai_layer import failure_frame, refusal_frame, without_internal
 from deployments.vllm_seam.answer_ids import install_seeded_ids
 from deployments.vllm_seam.engine_types import EngineRefusal
-from deployments.vllm_seam.stored_responses import has_response
+from deployments.vllm_seam.stored_responses import background_work, has_response
 from deployments.wire.messages import BINARY, DecodeRequest, Frame
 from deployments.wire.openai_errors import OpenAIError
 
@@ -29,13 +30,13 @@ _PASSED_HEADERS = frozenset({b"content-type", b"endpoint-load-metrics", b"metada
 class NativeApp:
     """vLLM's application, built at its first request, since most replicas never need it."""
 
-    def __init__(self, build: Callable[[], Awaitable[Any]], client: Any) -> None:
+    def __init__(self, build: Callable[[], Awaitable[Any]], tasks: Collection[str]) -> None:
         """``build``: makes the ASGI application; ``None``: the engine has none.
 
-        ``client``: the engine's ``AsyncLLM``, or an emulated one.
+        ``tasks``: vLLM's names of what the engine can do.
         """
         self._build = build
-        self._client = client
+        self._tasks = tasks
         self._app: Any = None
         self._lock = asyncio.Lock()
 
@@ -48,9 +49,10 @@ class NativeApp:
                     raise OpenAIError(404, "an emulated engine answers /v1/chat/completions and /v1/completions alone")
                 install_seeded_ids()  # in the modules that it has imported too
         scope = _scope(request, self._app)
-        await self._check_route(scope)
+        self._check_route(scope)
         fields = _fields(request)
-        trace.beam_search = fields.get("use_beam_search") is True
+        check_bounds(fields)
+        trace.beam_search = is_beam_search(fields)
         exchange = _Exchange(_body(request, fields), trace, request.request_id)
         task = asyncio.create_task(exchange.run(self._app, scope))  # with this request's context
         try:
@@ -67,15 +69,20 @@ class NativeApp:
         """Whether a response of the Responses API is stored here."""
         return self._app is not None and has_response(self._app, response_id)
 
-    async def _check_route(self, scope: dict[str, Any]) -> None:
-        if any(route.matches(scope)[0] is Match.FULL for route in self._app.routes):
-            return
-        tasks = ", ".join(sorted(await self._client.get_supported_tasks()))
-        raise OpenAIError(
-            404,
-            f"{scope['method']} {scope['path']}: the engine of this model cannot serve it; it supports these tasks: "
-            f"{tasks}",
-        )
+    async def finish_background(self) -> None:
+        """Wait until no response is computed in the background."""
+        while self._app is not None and (work := background_work(self._app)):
+            await asyncio.wait(work)
+
+    def _check_route(self, scope: dict[str, Any]) -> None:
+        if not any(route.matches(scope)[0] is Match.FULL for route in self._app.routes):
+            raise unserved(f"{scope['method']} {scope['path']}", self._tasks)
+
+
+def unserved(route: str, tasks: Collection[str]) -> OpenAIError:
+    """The error of a route that the engine cannot serve; ``tasks``: what it can do."""
+    names = ", ".join(sorted(tasks))
+    return OpenAIError(404, f"{route}: the engine of this model cannot serve it; it supports these tasks: {names}")
 
 
 class _Exchange:

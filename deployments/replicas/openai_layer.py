@@ -10,6 +10,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
+from deployments.replicas.body_bounds import check_bounds
 from deployments.replicas.generation import RequestTrace
 from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, error_event
 from deployments.vllm_seam.load_report import load_headers
@@ -24,14 +25,6 @@ _MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
 }
-
-# Most items of a field, since a decode replica does nothing else while it reads them. vLLM itself bounds stop and
-# bad_words.
-_MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
-_MOST_PARTS = 10_000  # most content parts of all messages
-# Largest length penalty. Beam search divides by the sequence's length to the power of the penalty. With a larger one
-# the result for a long context is beyond a float's range.
-_MOST_LENGTH_PENALTY = 32.0
 
 # Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
 # engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
@@ -57,7 +50,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     if (ids := chat_prompt_ids(endpoint, body)) is not None:
         fields[TRANSFER_PARAMS] = {PROMPT_IDS: _checked_ids(ids)}
     _check_prompt(endpoint, fields)
-    _check_items(endpoint, fields)
+    check_bounds(fields)
     model = _MODELS[endpoint]
     if ignored := fields.keys() - model.model_fields:
         logger.debug("request %s: ignored fields %s", request_id, sorted(ignored))
@@ -71,7 +64,6 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
     _check_answers(request)
-    _check_beams(request)
     return request
 
 
@@ -115,32 +107,12 @@ def _checked_ids(value: Any) -> list[int]:
         raise _field_error(TRANSFER_PARAMS, f"{TRANSFER_PARAMS}.{PROMPT_IDS}: {wrong_type(error).message}") from None
 
 
-def _check_items(endpoint: str, fields: dict[str, Any]) -> None:
-    for name, most in _MOST_ITEMS.items():
-        value = fields.get(name)
-        if isinstance(value, list) and len(value) > most:
-            raise _field_error(name, f"{name} has {len(value)} items: give at most {most}")
-    contents = [message.get("content") for message in fields["messages"]] if endpoint == "chat" else []
-    if (parts := sum(len(content) for content in contents if isinstance(content, list))) > _MOST_PARTS:
-        raise _field_error("messages", f"the messages have {parts} content parts: give at most {_MOST_PARTS}")
-
-
 def _check_answers(request: ChatCompletionRequest | CompletionRequest) -> None:
     prompt = request.prompt if isinstance(request, CompletionRequest) else None
     prompts = 1
     if isinstance(prompt, list) and not isinstance(prompt[0], int):  # a list of token ids is one prompt
         prompts = len(prompt)
     check_answers(prompts * (request.n or 1), "n" if prompts == 1 else "prompt")
-
-
-def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
-    penalty = request.length_penalty
-    if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # also refuses NaN
-        message = f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}"
-        raise _field_error("length_penalty", message)
-    has_echo = isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
-    if request.use_beam_search and has_echo:
-        raise _field_error("logprobs", "a beam search has no logprobs of the prompt: leave out echo or logprobs")
 
 
 def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Frame:

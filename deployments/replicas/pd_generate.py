@@ -15,6 +15,7 @@ from autoscale.observe.request_stats import RequestStats, RequestTimer
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_PATH
 from deployments.replicas.cache_watch import CacheWatch, piece_keys
 from deployments.replicas.generation import CURRENT_TRACE, Generation, RequestTrace, with_transfer
+from deployments.replicas.prompt_bounds import check_prompt
 from deployments.replicas.remote_prefill import RemotePrefill
 from deployments.replicas.resumption import resumed
 from deployments.replicas.usage import UsageReport
@@ -301,13 +302,7 @@ class PDGenerate:
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
         """Raises VLLMValidationError: the prompt is too long, or the prompt and ``max_tokens`` together."""
-        if self._max_prompt_tokens is not None and input_tokens > self._max_prompt_tokens:
-            raise VLLMValidationError(
-                f"the prompt has {input_tokens} tokens, and this endpoint takes at most {self._max_prompt_tokens}: "
-                "send a shorter one",
-                parameter="prompt_token_ids",
-                value=input_tokens,
-            )
+        check_prompt(input_tokens, self._max_prompt_tokens)
         # vLLM's OpenAI layer refuses a prompt that fills the context, so the limit in the message is at least 1.
         if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
             raise VLLMValidationError(

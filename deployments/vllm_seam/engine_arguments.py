@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.explain import did_you_mean
+from deployments.pooling_config import is_pooling
 from deployments.vllm_seam.nested_arguments import check_nested_names, first_fault, parse_nested
 from deployments.vllm_seam.parser_plugins import check_parsers, import_parser_plugins
 
@@ -117,7 +118,9 @@ def _check(pool: PoolArguments) -> None:
         return
     kwargs = parse_nested({name: value for name, value in pool.kwargs.items() if name not in server_names})
     engine = AsyncEngineArgs(model=pool.model, **pool.sizes, **kwargs)
-    engine.create_engine_config()
+    config = engine.create_engine_config()
+    if config.model_config.runner_type == "pooling" and not is_pooling(pool.kwargs):
+        raise ValueError("the model is a pooling model: set runner: pooling in engine_kwargs of the service")
     validate_parsed_serve_args(Namespace(**{**vars(server), **vars(engine)}))
 
 

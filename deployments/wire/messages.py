@@ -175,6 +175,13 @@ class Frame(NamedTuple):
         return self.text.startswith(_EVENTS)
 
     @property
+    def reports_first(self) -> bool:
+        """Whether a frame without tokens shows that the prompt is computed: it has no text, or a whole result."""
+        if self.text:
+            return self.error is None and not self.is_event
+        return not self.ends
+
+    @property
     def is_last(self) -> bool:
         """Whether the answer is complete with this frame: the end of a stream, or a whole body."""
         return self.ends or self.text == DONE or (self.text != "" and not self.is_event)

@@ -103,7 +103,7 @@ def _arguments(service: ServiceConfig, key: PoolKey, pool: RoleConfig) -> PoolAr
 
     Names are checked for every pool, values only for engines on CPU whose model folder is on this machine.
     """
-    folder, kwargs = service.model.folder, {**service.engine_kwargs, **pool.engine_kwargs}
+    folder, kwargs = service.model.folder, service.engine_kwargs_of(pool)
     can_check_values = pool.placement.accelerator_type is None and folder is not None and folder.is_dir()
     return PoolArguments(
         where=f"groups.{key.group}.{key.role}",

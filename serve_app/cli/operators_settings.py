@@ -31,7 +31,7 @@ from serve_app.cli.terminal import errors
 from serve_app.local.shipped import shipped
 from serve_app.operators.model import longest_tokens, model_config
 from serve_app.operators.settings_check import SettingsCheck
-from serve_app.operators.settings_config import RoleState, changed, json_patch, only_group, role_kwargs, role_state
+from serve_app.operators.settings_config import RoleState, changed, json_patch, only_group, role_state
 from serve_app.operators.settings_experts import with_experts
 from serve_app.operators.settings_result import found_settings
 from serve_app.output import write_file
@@ -183,7 +183,7 @@ def _gpu(name: str, group: GroupConfig) -> Gpu:
 
 def _kv_type(service: ServiceConfig, group: GroupConfig) -> str:
     """Type of the KV cache as the config has it; ``auto`` is that of the activations."""
-    types = {str(role_kwargs(service, pool).get("kv_cache_dtype", "auto")) for pool in group.pools().values()}
+    types = {str(service.engine_kwargs_of(pool).get("kv_cache_dtype", "auto")) for pool in group.pools().values()}
     if len(types) > 1:
         raise ConfigError(f"kv_cache_dtype differs between the roles ({', '.join(sorted(types))}): give both the same")
     return "fp8" if types.pop().startswith("fp8") else "bf16"
@@ -200,7 +200,7 @@ def _states(
     longest = max(2048, *(request.input_tokens + request.output_tokens for request in requests))
     return {
         key.role: with_experts(
-            role_state(service, pool, kind, longest), key.role, role_kwargs(service, pool), graph, skew
+            role_state(service, pool, kind, longest), key.role, service.engine_kwargs_of(pool), graph, skew
         )
         for key, pool in group.pools().items()
     }

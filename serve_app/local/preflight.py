@@ -117,7 +117,7 @@ def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) ->
     if pool.emulator is not None:
         return count * _REPLICA_BYTES
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-    kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
+    kwargs = service.engine_kwargs_of(pool)
     kv = kwargs.get("kv_cache_memory_bytes")
     if kv is None:
         kv_gib = {**os.environ, **pool.env}.get("VLLM_CPU_KVCACHE_SPACE", "")  # vLLM's older setting

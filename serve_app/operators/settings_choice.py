@@ -16,7 +16,7 @@ from deployments.profile_match import policy_profiles
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.operators.settings_check import SettingsCheck
-from serve_app.operators.settings_config import RoleState, Setting, role_kwargs
+from serve_app.operators.settings_config import RoleState, Setting
 
 # Largest tensor parallel size that is looked at: the GPUs of one node.
 _MOST_PARALLEL = 8
@@ -51,7 +51,7 @@ def choose(
     for role, choose_engine in ((Role.PREFILL, engines.prefill), (Role.DECODE, engines.decode)):
         sizes, note = _parallel_sizes(service, before[role], role, engines)
         notes += note
-        context = role_kwargs(service, _pool(service, role)).get("max_model_len")
+        context = service.engine_kwargs_of(_pool(service, role)).get("max_model_len")
         chosen[role], note = _fitting(choose_engine, before[role].engine, sizes, context)
         notes += [f"{role}.{each}" for each in note]
     profiles = {role: [each.profile for each in found] for role, found in chosen.items()}
@@ -140,7 +140,7 @@ def settings_of(
     for role in Role:
         pool, old, new = _pool(service, role), before[role].engine, after[role].engine
         engine = choice.engines[role]
-        kwargs = role_kwargs(service, pool)
+        kwargs = service.engine_kwargs_of(pool)
         found += [
             _setting(role, "tensor_parallel_size", old.parallel, None, new.parallel, _size_reason(choice)),
             _setting(

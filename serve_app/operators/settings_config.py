@@ -119,7 +119,7 @@ def role_state(service: ServiceConfig, pool: RoleConfig, gpu: Gpu, longest_token
     Raises:
         ConfigError: an engine argument is no number above 0.
     """
-    kwargs = role_kwargs(service, pool)
+    kwargs = service.engine_kwargs_of(pool)
     is_large = gpu.memory_bytes >= 70 * _GIB and gpu.name != "A100"
     tokens, running = _DEFAULTS_LARGE if is_large else _DEFAULTS_OTHER
     engine = EngineSettings(
@@ -131,11 +131,6 @@ def role_state(service: ServiceConfig, pool: RoleConfig, gpu: Gpu, longest_token
         host=ASYNC_HOST,
     )
     return RoleState(replicas=pool.replicas, engine=engine)
-
-
-def role_kwargs(service: ServiceConfig, pool: RoleConfig) -> dict[str, Any]:
-    """The engine arguments of a role, with those of its service."""
-    return {**service.engine_kwargs, **pool.engine_kwargs}
 
 
 def _whole(kwargs: Mapping[str, Any], name: str, default: int) -> int:

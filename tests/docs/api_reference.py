@@ -28,7 +28,7 @@ refusals are vLLM's. Below that code each prompt takes Tandem's path: the length
   [failures.md](failures.md)), the stream ends with the error event of its API.
 - **Errors** have the form of their API: OpenAI's, or Anthropic's on the routes of messages.
 - **A pool that cannot serve a route** answers 404, and names the tasks that its engine supports. Embeddings, scores and
-  the other pooling routes need a model of that kind, in groups without a prefill pool.
+  the other pooling routes need a service of their own ([pooling.md](pooling.md)).
 - **Web pages** of other sites may call the API if `ingress.cors` is set.
 - **The API's description** is at `/docs` and `/openapi.json` if `ingress.docs` is set.
 
@@ -36,10 +36,11 @@ refusals are vLLM's. Below that code each prompt takes Tandem's path: the length
 
 vLLM stores a response in the memory of the replica that made it, if the decode role has
 `env: {VLLM_ENABLE_RESPONSES_API_STORE: "1"}`. Without it, as with vLLM's own default, `store` is ignored and
-`background` is refused. `GET /v1/responses/{id}`, its `cancel` and
-`previous_response_id` go to the replica that has the response. If that replica has ended, the response is gone (404). A
-response belongs to the API key that created it; for other keys it is not there. vLLM never removes stored responses, so
-a replica's memory grows.
+`background` is refused. `GET /v1/responses/{id}` and its `cancel` need no name of a model: they and
+`previous_response_id` go to the replica that has the response. If that replica has ended or is about to end, the
+response is gone (404). A replica that stops first computes its responses in the background to their end, for at most
+`graceful_shutdown_timeout_s`: a client that streams one gets all of it. A response belongs to the API key that created
+it; for other keys it is not there. vLLM never removes stored responses, so a replica's memory grows.
 
 ## Routes
 

@@ -212,6 +212,16 @@ def test_the_overload_pages_configuration_is_valid(example: dict[str, Any]) -> N
     single_app_config(with_application(example, {"args": block}))
 
 
+def test_the_pooling_pages_configurations_are_valid(example: dict[str, Any]) -> None:
+    block, sizing = yaml_blocks("docs/pooling.md")
+    application = {**example["applications"][0], **block}
+    chat, embed = single_app_config({**example, "applications": [application]}).services
+    assert (chat.is_pooling, embed.is_pooling) == (False, True)
+    service = block["args"]["services"][1]
+    service["groups"][0]["decode"]["max_replicas"] = 4
+    assert ServiceConfig.model_validate({**service, **sizing}).is_pooling
+
+
 def test_the_policies_of_the_autoscaling_page_are_valid(example: dict[str, Any]) -> None:
     _, sizing = yaml_blocks("README.md")
     blocks = [block for language, block in FENCE.findall(text_of("docs/autoscaling.md")) if language == "yaml"]

@@ -175,3 +175,20 @@ def test_the_mean_length_of_answers_follows_recent_answers() -> None:
     for _ in range(640):
         answer(32)
     assert stats.output_tokens_mean == pytest.approx(32.0, rel=1e-3)  # (63 / 64)^640 of the difference of 284 is left
+
+
+def test_result_of_a_pooling_model_has_a_ttft_and_no_tokens() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    before = stats.report()
+    timer = stats.begin(clock.now_s, 10, is_streamed=True)
+    clock.now_s += 0.5
+    assert stats.report()["first_tokens"] == 0.0
+    timer.add_result()
+    timer.end()
+    report = stats.report()
+    assert (report["requests"], report["first_tokens"], report["first_tokens_s"]) == (1.0, 1.0, 0.5)
+    assert (report["requests_ended"], report["output_tokens"]) == (0.0, 0.0)
+    ttft_s, tpot_s = latency(stats, clock, before)
+    assert ttft_s == pytest.approx(0.5, rel=0.1)  # the width of a bucket
+    assert tpot_s is None

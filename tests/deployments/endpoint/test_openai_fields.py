@@ -69,6 +69,22 @@ def test_each_conversation_of_a_batch_is_a_prompt() -> None:
     assert short < 20
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "texts"),
+    [
+        ("embeddings", {"input": ["a", "b", "c"]}, 3),
+        ("embeddings", {"input": [[1, 2], [3]]}, 2),
+        ("embeddings", {"input": [1, 2, 3]}, 1),
+        ("embeddings", {"messages": [{"role": "user", "content": "a"}]}, 1),
+        ("embeddings", {"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, 2),
+        ("score", {"text_1": "a", "text_2": ["b", "c"]}, 3),
+        ("rerank", {"query": "a", "documents": ["b", "c", {"content": [{"type": "text", "text": "d"}]}]}, 4),
+    ],
+)
+def test_each_text_of_a_pooling_model_is_a_prompt(route: str, body: dict[str, object], texts: int) -> None:
+    assert len(prompt_tokens(*openai_fields(route, body))) == texts
+
+
 def test_limits_of_each_api_are_read() -> None:
     for route, body in (
         ("responses", {"input": "a", "max_output_tokens": 5}),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.endpoint.pools import Clock, Pools, know
+from tests.deployments.endpoint.pools import Clock, Pools, know, whole
 
 pytestmark = pytest.mark.ray
 
@@ -189,3 +189,35 @@ def test_the_mean_is_the_same_with_many_prompts_on_their_way(monkeypatch: pytest
         on_their_way.append(text_keys("x" * 1200, 512, model.chars_per_token, 0))
         model.note_tokens(on_their_way.pop(0), 600)
         assert 1.9 < model.chars_per_token <= 4.0
+
+
+async def test_a_stored_response_is_found_in_any_model_and_read_in_the_group_that_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deployments.endpoint import served_model
+    from deployments.endpoint.served_model import find_holder
+
+    know(monkeypatch, a=["a0"], b=["b0", "b1"], c=[])
+    clock = Clock(monkeypatch)
+    other, made = Pools(clock, "a"), Pools(clock, "abc")
+    made.model.long = Pools(clock, "d").model
+    asked = list[str]()
+
+    async def answers(handle: Any, method: str, timeout_s: float, response_id: str) -> list[str | None]:
+        assert (method, response_id) == ("holder_of", "resp_1")
+        asked.extend(name for name, one in made.handles.items() if one is handle)
+        return [None, "b1"] if handle is made.handles["b"] else [None]
+
+    monkeypatch.setattr(served_model, "answers_in_time", answers)
+    holder: Any = await find_holder([other.model, made.model], "resp_1")
+    assert (holder.model, holder.group.name, holder.replica_id) == (made.model, "b", "b1")
+    assert asked == ["a", "b"]  # no replica of c would answer
+    assert await find_holder([other.model], "resp_1") is None
+    request = made.request()
+    request.holder = holder
+    made.handles["b"].next = [("b1", [whole()])]  # by load alone it would go to a, the first of equal groups
+    assert [frame async for frame in made.relay.frames(request)] == [whole()]
+    assert made.handles["b"].requests[0].routing.preferred == "b1"
+    request.failed_groups.add("b")
+    made.handles["a"].next = [("a0", [whole()])]
+    assert [frame async for frame in made.relay.frames(request)] == [whole()]

@@ -16,11 +16,7 @@ from deployments.wire.openai_errors import OpenAIError
 pytestmark = pytest.mark.vllm
 
 
-class Engine:
-    """An engine's client, as far as the application needs it."""
-
-    async def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+TASKS = ("generate",)
 
 
 def application(log: list[str], trace: Any) -> FastAPI:
@@ -99,7 +95,7 @@ def _ask() -> Callable[..., Any]:
     async def build() -> Any:
         return app
 
-    native = NativeApp(build, Engine())
+    native = NativeApp(build, TASKS)
 
     def ask(path: str, body: bytes = b"{}", **fields: Any) -> Any:
         request = DecodeRequest(
@@ -107,7 +103,7 @@ def _ask() -> Callable[..., Any]:
         )
         return native.frames(request, trace)
 
-    return SimpleNamespace(frames=ask, trace=trace, log=log)  # type: ignore[return-value]
+    return SimpleNamespace(frames=ask, trace=trace, log=log, native=native, app=app)  # type: ignore[return-value]
 
 
 async def all_frames(frames: Any) -> list[Frame]:
@@ -189,6 +185,11 @@ async def test_bytes_arrive_unchanged(ask: Any) -> None:
     assert dict(frame.headers) == {"content-type": BINARY, "metadata": "m"}
 
 
+async def test_bounds_of_bodies_hold_on_every_route(ask: Any) -> None:
+    with pytest.raises(OpenAIError, match="tools has 1001 items"):
+        await all_frames(ask.frames("/echo", json.dumps({"tools": [1] * 1001}).encode()))
+
+
 async def test_route_that_the_engine_lacks_is_named_with_its_tasks(ask: Any) -> None:
     with pytest.raises(OpenAIError, match=r"POST /v1/embeddings: .* these tasks: generate") as caught:
         await all_frames(ask.frames("/v1/embeddings"))
@@ -204,4 +205,28 @@ async def test_emulated_engine_says_what_it_answers() -> None:
 
     request = DecodeRequest(endpoint="x", body=b"", request_id="r", id_seed="s", arrived_at_s=0.0, path="/tokenize")
     with pytest.raises(OpenAIError, match="emulated engine answers /v1/chat/completions"):
-        await all_frames(NativeApp(build, Engine()).frames(request, RequestTrace()))
+        await all_frames(NativeApp(build, TASKS).frames(request, RequestTrace()))
+
+
+async def test_a_replica_that_stops_waits_for_responses_in_the_background(ask: Any) -> None:
+    """One of them may begin another while the replica waits."""
+    await ask.native.finish_background()  # no request has come: there is no application yet
+    await all_frames(ask.frames("/echo"))
+    await ask.native.finish_background()  # an application without the Responses API
+    ended, tasks = list[str](), dict[str, asyncio.Task[None]]()
+    ask.app.state.openai_serving_responses = SimpleNamespace(response_store={}, background_tasks=tasks)
+
+    async def compute(name: str, next_name: str = "") -> None:
+        await asyncio.sleep(0.05)
+        ended.append(name)
+        if next_name:
+            begin(next_name)
+
+    def begin(name: str, next_name: str = "") -> None:
+        tasks[name] = asyncio.create_task(compute(name, next_name))
+        tasks[name].add_done_callback(lambda _: tasks.pop(name))
+
+    begin("resp_1", "resp_3")
+    begin("resp_2")
+    await asyncio.wait_for(ask.native.finish_background(), 30.0)
+    assert ended == ["resp_1", "resp_2", "resp_3"]

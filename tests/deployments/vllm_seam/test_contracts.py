@@ -301,6 +301,13 @@ def test_contract_stored_responses_has_response() -> None:
     assert "state.openai_serving_responses = (" in installed_source("vllm/entrypoints/generate/api_router.py")
 
 
+def test_contract_stored_responses_background_work() -> None:
+    serving = installed_source("vllm/entrypoints/openai/responses/serving.py")
+    assert "self.background_tasks: dict[str, asyncio.Task] = {}" in serving
+    assert "self.background_tasks[response_id] = task" in serving
+    assert "lambda _: self.background_tasks.pop(response_id, None)" in serving
+
+
 def test_contract_load_report_load_headers() -> None:
     source = installed_source("vllm/entrypoints/serve/utils/orca_metrics.py")
     assert "def metrics_header(metrics_format: str) -> Mapping[str, str] | None:" in source

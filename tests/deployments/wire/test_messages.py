@@ -4,7 +4,15 @@ import pickle
 
 import pytest
 
-from deployments.wire.messages import NotResumableError, PrefillRequest, PrefillResult, SentAgain, SentFrames, Usage
+from deployments.wire.messages import (
+    Frame,
+    NotResumableError,
+    PrefillRequest,
+    PrefillResult,
+    SentAgain,
+    SentFrames,
+    Usage,
+)
 
 FRAMES = [
     'data: {"id":"r","created":100,"text":""}\n\n',
@@ -83,3 +91,17 @@ def test_prefill_requests_and_results_survive_the_way_between_processes() -> Non
     )
     assert pickle.loads(pickle.dumps(request)) == request
     assert pickle.loads(pickle.dumps(result)) == result
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (Frame(""), True),  # prefill has the first token
+        (Frame('{"data": []}'), True),  # the vectors of a pooling model
+        (Frame("data: {}\n\n"), False),  # an event may come before the first token
+        (Frame("", ends=True), False),
+        (Frame('{"error": {}}', status=400, error="invalid_request"), False),
+    ],
+)
+def test_a_frame_without_tokens_may_show_that_the_prompt_is_computed(frame: Frame, expected: bool) -> None:
+    assert frame.reports_first is expected

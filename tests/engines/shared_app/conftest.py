@@ -38,6 +38,7 @@ def app(make_document: Any) -> Iterator[Any]:
     tiny = {key: args.pop(key) for key in ("model", "engine_kwargs", "groups")}
     for pool in (tiny["groups"][0]["prefill"], tiny["groups"][0]["decode"]):
         pool["max_replicas"] = 1
+    tiny["groups"][0]["decode"]["env"] = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}  # of both services
     offline = copy.deepcopy(tiny)
     tiny["autoscale"] = {"policy": {"kind": "static", "prefill": 1, "decode": 1}}
     offline["model"]["id"] = "offline"
