@@ -198,6 +198,7 @@ class PrefillRequest:
     token_ids: list[int]
     cache_salt: str | None = None
     adapter: str = ""  # identity of the LoRA adapter (``router.adapters``); empty: none
+    media: tuple[bytearray, ...] = ()  # images and other media of the prompt (``vllm_seam.media``); empty: none
     priority: int = 0
     routing: Routing = field(default_factory=Routing)
 
