@@ -101,8 +101,8 @@ class RouterConfig(StrictConfig):
     """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
     without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""
     max_media_bytes: int = Field(_MOST_MEDIA_BYTES, ge=0, le=_MOST_MEDIA_BYTES)
-    """Bytes of a prompt's images, audio and video, as the model's processor has made them, up to which prefill computes
-    the prompt. Decode computes one with more bytes itself. 0: decode computes all prompts with such parts."""
+    """Bytes of a prompt's images, audio and video, after the model's processor, up to which prefill computes it. Decode
+    computes a prompt with more bytes itself. 0: decode computes all prompts with such parts."""
 
     @property
     def follows_prefixes(self) -> bool:

@@ -20,7 +20,7 @@ from deployments.replicas.resumption import resumed
 from deployments.replicas.usage import UsageReport
 from deployments.vllm_seam.engine_stats import EngineStatsLogger
 from deployments.vllm_seam.engine_types import EngineDeadError, with_arrival
-from deployments.vllm_seam.media import PackedMedia, packed_media
+from deployments.vllm_seam.media import PackedMedia, media_hashes, packed_media
 from deployments.vllm_seam.output_side import FirstTokens
 from deployments.wire.messages import NotResumableError, PrefillRequest, PromptRoute
 from router.config import LengthConfig
@@ -109,7 +109,7 @@ class PDGenerate:
             self._check_context(len(ids), trace.max_tokens)
         sampling_params = with_transfer(sampling_params, None)
         arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
-        usage = UsageReport(arrived_s, trace.sent)
+        usage = UsageReport(arrived_s, trace.sent, media_hashes(prompt))
         timer = None  # a resumed stream gets none: the lost replica has counted the request
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
         if not is_step and trace.sent is None:

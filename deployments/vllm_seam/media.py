@@ -27,9 +27,11 @@ def keep_media(client: Any) -> None:
 
     Needs: ``renderer.mm_processor`` of the client with the attribute ``cache``, which is ``None`` without a cache;
     ``MULTIMODAL_REGISTRY.processor_only_cache_from_config``; an engine that takes tensors of an image that it has.
-    Without it: no decode replica of a model with media starts; the error names the missing part.
+    Without it: no decode replica starts; the error names the missing part.
     """
-    processor = getattr(getattr(client, "renderer", None), "mm_processor", None)  # an emulated engine has no renderer
+    if (renderer := getattr(client, "renderer", None)) is None:  # an emulated engine has none
+        return
+    processor = renderer.mm_processor
     if processor is not None and processor.cache is not None:
         processor.cache = MULTIMODAL_REGISTRY.processor_only_cache_from_config(client.vllm_config)
 
@@ -43,6 +45,16 @@ def has_media(prompt: dict[str, Any]) -> bool:
     Without it: decode computes prompts with media itself.
     """
     return prompt.get("type") == "multimodal" and "prompt_embeds" not in prompt["mm_kwargs"]
+
+
+def media_hashes(prompt: Any) -> tuple[str, ...]:
+    """The hashes of the media in a rendered prompt, in their order; empty: it has none.
+
+    Needs: ``mm_hashes`` of rendered prompts, by modality, the same in each process with the same model.
+    Without it: a stream goes on from another replica although the image at a URL has changed.
+    """
+    hashes = prompt.get("mm_hashes") if isinstance(prompt, dict) else None
+    return tuple(name for names in (hashes or {}).values() for name in names)
 
 
 def packed_media(prompt: dict[str, Any], max_bytes: int) -> PackedMedia | PathReason:

@@ -292,6 +292,13 @@ def test_contract_media_has_media() -> None:
     assert '"prompt_embeds"' in installed_source("vllm/entrypoints/chat_utils.py")
 
 
+def test_contract_media_media_hashes() -> None:
+    inputs = installed_source("vllm/inputs/engine.py")
+    assert "mm_hashes: MultiModalHashes" in inputs and "MultiModalHashes: TypeAlias = Mapping[str, list[str]]" in inputs
+    hasher = installed_source("vllm/multimodal/hasher.py")
+    assert "def hash_kwargs(" in hasher and "random" not in hasher and "hash(" not in hasher.replace("_hash(", "")
+
+
 def test_contract_media_packed_media() -> None:
     """Decode's engine gets the media in the same way."""
     processor = installed_source("vllm/v1/engine/input_processor.py")
