@@ -7,6 +7,10 @@ from pydantic import Field, model_validator
 from kvtransfer.strict_config import StrictConfig
 from router.ejection import OutlierConfig
 
+# Three quarters of the largest message between replicas (``RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH``, 64 MiB): a
+# prompt's token ids, at most 5 bytes each, are in the same message.
+_MOST_MEDIA_BYTES = 48 << 20
+
 
 class LengthConfig(StrictConfig):
     """Bounds of the length-aware rule (``router.length``): which prompts a decode replica computes itself.
@@ -96,6 +100,9 @@ class RouterConfig(StrictConfig):
     prefill_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
     """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
     without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""
+    max_media_bytes: int = Field(_MOST_MEDIA_BYTES, ge=0, le=_MOST_MEDIA_BYTES)
+    """Bytes of a prompt's images, audio and video, after the model's processor, up to which prefill computes it. Decode
+    computes a prompt with more bytes itself. 0: decode computes all prompts with such parts."""
 
     @property
     def follows_prefixes(self) -> bool:

@@ -29,6 +29,7 @@ class PathReason(StrEnum):
     LONG = "long"  # the effective length is above the bound
     DECODE_BUSY = "decode_busy"  # the effective length is above the bound only because decode is busy
     # LOCAL without the rule, or after the rule chose REMOTE.
+    MEDIA_TOO_LARGE = "media_too_large"  # the prompt's images are more bytes than ``RouterConfig.max_media_bytes``
     NOT_TRANSFERABLE = "not_transferable"  # KV of such a request cannot be handed over, e.g. with several answers
     AGGREGATED = "aggregated"  # the group has no prefill pool
     PREFILL_FAILED = "prefill_failed"  # no prefill replica computed the prompt

@@ -34,6 +34,7 @@ from deployments.replicas.remote_prefill import RemotePrefill
 from deployments.serve_seam.llm_server import EngineDoor, engine_client, native_app
 from deployments.vllm_seam.answer_ids import install_seeded_ids, seed_ids
 from deployments.vllm_seam.engine_stats import engine_stats
+from deployments.vllm_seam.media import keep_media
 from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import DecodeRequest, Frame, SentAgain, failure
 from router import known_pools
@@ -76,6 +77,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         await self._start_adapters(llm_config)
         remote = None
         if prefill_server is not None:
+            keep_media(client)
             pulls = PullWatch(client, pull_timeout_s)
             await pulls.start()
             caller = self._prefill_caller(prefill_server, router)
@@ -92,6 +94,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             length=router.length,
             cache=self._watch_cache(router),
             piece_tokens=router.prefix.piece_tokens if router.follows_prefixes else None,
+            max_media_bytes=router.max_media_bytes,
             max_prompt_tokens=max_prompt_tokens,
             awake=self._awake,
         )

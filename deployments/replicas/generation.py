@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 
 from deployments.replicas.pull_watch import Pull
 from deployments.replicas.usage import UsageReport
+from deployments.vllm_seam.media import has_media
 from deployments.wire.messages import PromptRoute, Sent, Usage
 from router.prompt_keys import PromptKeys
 from router.routing import Chosen
@@ -156,11 +157,11 @@ class Generation:
         """Whether decode can use KV of this prompt that prefill has computed.
 
         It cannot with several answers (they would share one handoff), prompt logprobs (only a local forward pass yields
-        them), and prompts that are not plain tokens.
+        them), and prompts with embeddings of the client.
         """
         return (
             not self.trace.beam_search
-            and self.prompt.get("type") == "token"
+            and (self.is_plain or has_media(self.prompt))
             and self.sampling.n == 1
             and self.sampling.prompt_logprobs is None
         )

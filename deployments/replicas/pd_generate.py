@@ -21,6 +21,7 @@ from deployments.replicas.resumption import resumed
 from deployments.replicas.usage import UsageReport
 from deployments.vllm_seam.engine_stats import EngineStatsLogger
 from deployments.vllm_seam.engine_types import EngineDeadError, with_arrival
+from deployments.vllm_seam.media import PackedMedia, media_hashes, packed_media
 from deployments.vllm_seam.output_side import FirstTokens
 from deployments.wire.messages import NotResumableError, PrefillRequest, PromptRoute
 from router.config import LengthConfig
@@ -51,6 +52,7 @@ class PDGenerate:
         length: LengthConfig,
         cache: CacheWatch,
         piece_tokens: int | None = None,
+        max_media_bytes: int = 0,
         max_prompt_tokens: int | None = None,
         awake: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
@@ -64,6 +66,7 @@ class PDGenerate:
             length: which prompts go to prefill.
             cache: what this engine has cached.
             piece_tokens: tokens in a piece of a prompt, by which prefill replicas are chosen; ``None``: by load alone.
+            max_media_bytes: bytes of a prompt's images and other media up to which it goes to prefill.
             max_prompt_tokens: longest prompt that this endpoint takes; ``None``: the model's context is the limit.
             awake: context in which the engine does not sleep; a response in the background outlives its request.
         """
@@ -81,6 +84,7 @@ class PDGenerate:
         self._awake = awake
         self._cache = cache
         self._piece_tokens = piece_tokens
+        self._max_media_bytes = max_media_bytes
         self.local_prefill_tokens = 0  # prompt tokens that this engine has yet to compute
         self.handoffs = 0  # prompts since the start whose KV came from prefill
         self.handoff_s = 0.0  # total seconds of all handoffs, each from prefill's answer to the first token
@@ -106,7 +110,7 @@ class PDGenerate:
             self._check_context(len(ids), trace.max_tokens)
         sampling_params = with_transfer(sampling_params, None)
         arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
-        usage = UsageReport(arrived_s, trace.sent)
+        usage = UsageReport(arrived_s, trace.sent, media_hashes(prompt))
         timer = None  # a resumed stream gets none: the lost replica has counted the request
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
         if not is_step and trace.sent is None:
@@ -202,10 +206,13 @@ class PDGenerate:
         logger.debug("request %s: %s", generation.request_id, decision)
         if decision.path is PrefillPath.LOCAL:
             return decision.path, decision.reason
+        media = () if generation.is_plain else packed_media(generation.prompt, self._max_media_bytes)
+        if isinstance(media, PathReason):
+            return PrefillPath.LOCAL, media
         # Raises an error if the engine has no room for 1 more answer, before prefill computes the prompt in vain.
         self._client.check_admission(1, generation.request_id)
         result = await self._remote.prefill(
-            self._prefill_request(generation, generation.ids),
+            self._prefill_request(generation, generation.ids, media),
             time.monotonic() if generation.trace.arrived_s is None else generation.trace.arrived_s,
         )
         if isinstance(result, PathReason):
@@ -233,15 +240,16 @@ class PDGenerate:
         if generation.reads_cache:
             generation.cached_tokens = self._cache.index.cached_tokens(blocks)
 
-    def _prefill_request(self, generation: Generation, ids: list[int]) -> PrefillRequest:
+    def _prefill_request(self, generation: Generation, ids: list[int], media: PackedMedia) -> PrefillRequest:
         pieces: PromptKeys | None = None
-        if self._piece_tokens is not None:
+        if self._piece_tokens is not None and generation.is_plain:
             pieces = piece_keys(ids, self._piece_tokens, lora=generation.lora, salt=generation.salt)
         return PrefillRequest(
             request_id=generation.request_id,
             token_ids=ids,
             cache_salt=generation.prompt.get("cache_salt"),
             adapter=generation.lora,
+            media=media,
             priority=generation.kwargs.get("priority", 0),
             routing=Routing(prompt=pieces),
         )

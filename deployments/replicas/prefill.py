@@ -20,6 +20,7 @@ from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.serve_seam.llm_server import engine_client
 from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.vllm_seam.engine_types import computed_s
+from deployments.vllm_seam.media import prompt_with_media
 from deployments.vllm_seam.worker_extension import METHOD_UNREAD_KV
 from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, prefill_request_params
@@ -125,7 +126,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
         self, request: PrefillRequest, adapter: LoRARequest | None
     ) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
         client = engine_client(self)
-        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
+        prompt = _rendered(request)
         params, engine_s, cached_tokens, created_tokens = None, None, None, None
         blocks = self._named_blocks(request)
         sampling, priority = prefill_sampling(), request.priority
@@ -153,3 +154,10 @@ class PrefillServer(EngineHost, PDPrefillServer):
             created_tokens=created_tokens,
             block_tokens=self._cache.block_tokens,
         )
+
+
+def _rendered(request: PrefillRequest) -> Any:
+    """The prompt as decode's renderer made it."""
+    if request.media:
+        return prompt_with_media(request.token_ids, request.media, request.cache_salt)
+    return tokens_input(request.token_ids, cache_salt=request.cache_salt)

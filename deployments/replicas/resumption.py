@@ -15,6 +15,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from deployments.vllm_seam.engine_types import FinishReason
+from deployments.vllm_seam.media import media_hashes
 from deployments.vllm_seam.output_side import REASONS, OutputSide
 from deployments.wire.messages import NotResumableError, Sent
 
@@ -72,6 +73,8 @@ async def resumed(
     ``prompt``: as vLLM's OpenAI layer rendered it. Raises NotResumableError: the stream cannot continue exactly.
     """
     way = resumption(sampling)
+    if sent.usage is not None and sent.usage.media != media_hashes(prompt):
+        raise NotResumableError("there is another image or other content at a URL of the prompt than before")
     input_ids: list[int] = prompt["prompt_token_ids"]
     sent_ids = [token for output in sent.outputs for token in output]
     # The emulated engine has an output side of its own.

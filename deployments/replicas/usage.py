@@ -16,9 +16,16 @@ from deployments.wire.messages import PrefillResult, Sent, Times, Usage
 class UsageReport:
     """Observes the engine's outputs of one prompt, and corrects the outputs for the client."""
 
-    def __init__(self, arrived_s: float, sent: Sent | None) -> None:
-        """``arrived_s``: arrival at the endpoint, monotonic. ``sent``: what the client has from a lost replica."""
+    def __init__(self, arrived_s: float, sent: Sent | None, media: tuple[str, ...] = ()) -> None:
+        """Begin before the first output.
+
+        Args:
+            arrived_s: arrival at the endpoint, monotonic.
+            sent: what the client has from a lost replica.
+            media: hashes of the images and other media in the prompt.
+        """
         self._arrived_s = arrived_s
+        self._media = media
         self._clock_s = time.time() - time.monotonic()
         self._begun = None if sent is None else sent.usage  # the figures of the replica that began the stream
         self._counts = (None, None) if self._begun is None else (self._begun.cached_tokens, self._begun.created_tokens)
@@ -67,7 +74,7 @@ class UsageReport:
         times = self._times()
         if times is not None:
             output.metrics = with_times(output.metrics, times)
-        return Usage(cached_tokens=self._counts[0], created_tokens=self._counts[1], times=times)
+        return Usage(cached_tokens=self._counts[0], created_tokens=self._counts[1], times=times, media=self._media)
 
     def _times(self) -> Times | None:
         """From the arrival at the endpoint to the latest token; ``None``: not observed."""

@@ -41,11 +41,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an answer tells its client beside its tokens; ``None``: not observed."""
+    """What a replica that resumes an answer must know beside its tokens; ``None``: not observed."""
 
     cached_tokens: int | None = None  # prompt tokens that no engine computed for this request
     created_tokens: int | None = None  # prompt tokens that an engine computed and added to its prefix cache
     times: Times | None = None
+    media: tuple[str, ...] = ()  # hashes of the images and other media in the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,7 @@ class PrefillRequest:
     token_ids: list[int]
     cache_salt: str | None = None
     adapter: str = ""  # identity of the LoRA adapter (``router.adapters``); empty: none
+    media: tuple[bytearray, ...] = ()  # images and other media of the prompt (``vllm_seam.media``); empty: none
     priority: int = 0
     routing: Routing = field(default_factory=Routing)
 

@@ -38,6 +38,7 @@ _WHY = {
     PathReason.PREFILL_FAILED: "prefill failed",
     PathReason.KV_LATE: "prefill's answer came late",
     PathReason.NO_CREDIT: "decode had no room for the KV",
+    PathReason.MEDIA_TOO_LARGE: "its images are too large for the handoff",
 }
 
 

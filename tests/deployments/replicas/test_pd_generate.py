@@ -104,6 +104,7 @@ def decode(
     max_prompt_tokens: int | None = None,
     watch: Any = None,
     piece_tokens: int | None = None,
+    max_media_bytes: int = 0,
 ) -> Any:
     from autoscale.observe.request_stats import RequestStats
     from deployments.replicas.cache_watch import CacheWatch
@@ -142,14 +143,19 @@ def decode(
         length=RouterConfig().length,
         cache=CacheWatch(block_tokens=32, max_blocks=prefix_cache_blocks, piece_tokens=128),
         piece_tokens=piece_tokens,
+        max_media_bytes=max_media_bytes,
         max_prompt_tokens=max_prompt_tokens,
     )
 
 
 async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:
+    await run_prompt(generate, {"type": "token", "prompt_token_ids": ids}, request_id)
+
+
+async def run_prompt(generate: Any, prompt: dict[str, Any], request_id: str = "r") -> None:
     from vllm.sampling_params import SamplingParams
 
-    async for _ in generate({"type": "token", "prompt_token_ids": ids}, SamplingParams(), request_id):
+    async for _ in generate(prompt, SamplingParams(), request_id):
         pass
 
 
@@ -180,6 +186,67 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
     prefill.calls[0].set_result(answered())
     await long
     assert client.requests[1:] == [("long", {"from": "p"})]
+
+
+def with_images(**changes: Any) -> dict[str, Any]:
+    """A rendered prompt of the length of ``LONG`` with two images of 4,000 bytes each."""
+    import torch
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+
+    pixels = MultiModalFieldElem(data=torch.zeros(1000), field=MultiModalBatchedField())
+    return {
+        "type": "multimodal",
+        "prompt_token_ids": LONG,
+        "mm_kwargs": MultiModalKwargsItems({"image": [MultiModalKwargsItem({"pixels": pixels})] * 2}),
+        "mm_hashes": {"image": ["red", "blue"]},
+        "mm_placeholders": {"image": [PlaceholderRange(offset=10, length=4), PlaceholderRange(offset=20, length=4)]},
+        **changes,
+    }
+
+
+async def test_prompts_with_images_go_to_prefill_with_their_images(client: Client, prefill: Prefill) -> None:
+    from deployments.vllm_seam.media import prompt_with_media
+
+    generate = decode(client, prefill, piece_tokens=128, max_media_bytes=9000)
+    task = asyncio.create_task(run_prompt(generate, with_images(cache_salt="blue")))
+    await sent(prefill, 1)
+    (request,) = prefill.requests
+    assert request.token_ids == LONG
+    arrived = prompt_with_media(request.token_ids, request.media, request.cache_salt)
+    assert arrived["mm_hashes"] == {"image": ["red", "blue"]} and arrived["cache_salt"] == "blue"
+    # Prompts of equal text and other images have equal tokens, and no key says which image it is.
+    assert request.routing.prompt is None
+    prefill.calls[0].set_result(answered())
+    await task
+    assert client.requests == [("r", {"from": "p"})]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_media_bytes", "reason"),
+    [
+        (with_images, 7999, "media_too_large"),
+        (with_images, 0, "media_too_large"),
+        (lambda: with_images(mm_kwargs={"image": [None, None]}), 9000, "not_transferable"),
+        (lambda: with_images(mm_kwargs={"prompt_embeds": [None]}), 9000, "not_transferable"),
+    ],
+    ids=["large", "off", "left out by vLLM", "embeddings"],
+)
+async def test_images_that_cannot_travel_are_computed_on_decode(
+    client: Client, prefill: Prefill, prompt: Any, max_media_bytes: int, reason: str
+) -> None:
+    from deployments.metrics import PREFILL_PATH
+
+    path_count = PREFILL_PATH.labels("local", reason)
+    before = path_count._value.get()
+    await run_prompt(decode(client, prefill, max_media_bytes=max_media_bytes), prompt())
+    assert (client.requests, prefill.calls) == ([("r", None)], [])
+    assert path_count._value.get() == before + 1
 
 
 async def test_in_a_group_without_prefill_decode_computes_long_prompts_too(client: Client) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.wire.messages import Sent
+from deployments.wire.messages import NotResumableError, Sent, Usage
 
 pytestmark = pytest.mark.vllm
 
@@ -98,3 +98,17 @@ async def test_a_resumed_stream_counts_once_against_the_engines_limits() -> None
     outputs = [one async for one in resumed(client, generate, {"prompt_token_ids": [1]}, sampling, "r", sent)]
     assert [list(one.outputs[0].token_ids) for one in outputs] == [[10], [11], [12]]
     assert counted == [0]
+
+
+@pytest.mark.parametrize("before", [("other",), ("red", "blue", "red"), ()])
+async def test_a_stream_does_not_go_on_with_another_image(before: tuple[str, ...]) -> None:
+    """A prompt names an image by its URL, and both replicas load it."""
+    from vllm.sampling_params import SamplingParams
+
+    from deployments.replicas.resumption import resumed
+
+    sent = Sent(outputs=((10,),), frames=1, digest=b"", created="", usage=Usage(media=before))
+    prompt = {"prompt_token_ids": [1], "mm_hashes": {"image": ["red", "blue"]}}
+    with pytest.raises(NotResumableError, match="another image"):
+        async for _ in resumed(None, None, prompt, SamplingParams(), "r", sent):  # type: ignore[arg-type]
+            pass

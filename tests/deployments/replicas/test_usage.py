@@ -51,6 +51,13 @@ def engine_times(first_s: float, last_s: float) -> Any:
     )
 
 
+def test_figures_name_the_images_of_the_prompt() -> None:
+    from deployments.replicas.usage import UsageReport
+
+    usage = UsageReport(time.monotonic(), None, ("red", "blue")).correct(output())
+    assert usage is not None and usage.media == ("red", "blue")
+
+
 def test_an_answer_that_its_client_had_whole_repeats_its_figures_exactly() -> None:
     usage, repeated = report(BEGUN), output(finished=True)
     assert usage.correct(repeated) == BEGUN

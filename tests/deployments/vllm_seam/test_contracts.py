@@ -268,6 +268,54 @@ def test_contract_kv_events_kv_events() -> None:
     assert '"kv_cache_report_mode", "incremental"' in installed_source("vllm/v1/request.py")
 
 
+def test_contract_media_keep_media() -> None:
+    renderer = installed_source("vllm/renderers/base.py")
+    for part in (
+        "self.mm_processor = mm_registry.create_processor(",
+        "mm_processor_cache = mm_registry.processor_cache_from_config(config)",
+        "return self.mm_processor.cache",
+    ):
+        assert part in renderer, part
+    assert "self.cache = cache" in installed_source("vllm/multimodal/processing/processor.py")
+    assert "def processor_only_cache_from_config(" in installed_source("vllm/multimodal/registry.py")
+    # Both kinds of engines' caches take tensors of an image that they have.
+    caches = installed_source("vllm/multimodal/cache.py")
+    of_engine, of_worker = caches.split("class MultiModalReceiverCache(")[1].split("class ShmObjectStoreReceiverCache(")
+    assert "if (cached_item := self._cache.get(mm_hash)) is not None:\n            return cached_item" in of_engine
+    assert 'if "address" in mm_item:' in of_worker and "return mm_item" in of_worker
+
+
+def test_contract_media_has_media() -> None:
+    inputs = installed_source("vllm/inputs/engine.py")
+    assert 'type: Literal["multimodal"]' in inputs and 'mm_kwargs: "MultiModalKwargsOptionalItems"' in inputs
+    # Embeddings of a client in a chat have a modality of their own.
+    assert '"prompt_embeds"' in installed_source("vllm/entrypoints/chat_utils.py")
+
+
+def test_contract_media_media_hashes() -> None:
+    inputs = installed_source("vllm/inputs/engine.py")
+    assert "mm_hashes: MultiModalHashes" in inputs and "MultiModalHashes: TypeAlias = Mapping[str, list[str]]" in inputs
+    hasher = installed_source("vllm/multimodal/hasher.py")
+    assert "def hash_kwargs(" in hasher and "random" not in hasher and "hash(" not in hasher.replace("_hash(", "")
+
+
+def test_contract_media_packed_media() -> None:
+    """Decode's engine gets the media in the same way."""
+    processor = installed_source("vllm/v1/engine/input_processor.py")
+    for part in ('["mm_kwargs"]', '["mm_hashes"]', '["mm_placeholders"]', "base_mm_hash = decoder_mm_hashes[modality]"):
+        assert part in processor, part
+    assert "mm_features: list[MultiModalFeatureSpec] | None" in installed_source("vllm/v1/engine/__init__.py")
+    keys = installed_source("vllm/v1/core/kv_cache_utils.py")
+    assert "extra_keys.append((mm_feature.identifier, offset - start_token_idx))" in keys
+
+
+def test_contract_media_prompt_with_media() -> None:
+    """vLLM's own route for rendered prompts does the same."""
+    serving = installed_source("vllm/entrypoints/scale_out/token_in_token_out/serving.py")
+    assert "engine_input = mm_input(" in serving
+    assert "mm_kwargs=MultiModalKwargsItems(mm_kwargs)" in serving
+
+
 @pytest.mark.vllm
 def test_contract_answer_ids_install_seeded_ids() -> None:
     import vllm.entrypoints.anthropic.serving as anthropic
