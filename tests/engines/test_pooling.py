@@ -12,7 +12,7 @@ import requests
 
 from tests.engines.endpoint import emulated_pool
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 TEXTS = ["Hello world", "It was the best of times", "a b c"]
 
