@@ -22,8 +22,8 @@ __all__ = [
 def engine_client(server: Any) -> Any:
     """The vLLM ``AsyncLLM`` behind a Ray Serve LLM server.
 
-    Needs: ``server.engine._engine_client``; ``generate``, ``collective_rpc``, ``check_admission``,
-    ``get_num_queued_tokens`` and ``notify_kv_transfer_request_rejected`` of ``AsyncLLM``.
+    Needs: ``server.engine._engine_client``; ``generate``, ``encode``, ``get_supported_tasks``, ``collective_rpc``,
+    ``check_admission``, ``get_num_queued_tokens`` and ``notify_kv_transfer_request_rejected`` of ``AsyncLLM``.
     Without it: no replica starts; the error names the missing part.
     """
     return server.engine._engine_client

@@ -12,7 +12,7 @@ import requests
 
 from tests.engines.endpoint import emulated_pool
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 TEXTS = ["Hello world", "It was the best of times", "a b c"]
 
@@ -140,13 +140,13 @@ def test_limits_hold_for_each_text(app: Any) -> None:
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_the_autoscaler_sees_texts_and_no_output_tokens(app: Any) -> None:
+async def test_the_autoscaler_sees_texts_and_no_output_tokens(app: Any) -> None:
     from ray import serve
 
     handle = serve.get_deployment_handle("decode:e0", app.name).options(method_name="record_autoscaling_stats")
-    before = handle.remote().result(timeout_s=30)
+    before = await handle.remote()
     embeddings(app, input=TEXTS)
-    after = handle.remote().result(timeout_s=30)
+    after = await handle.remote()
     grown = {name: after[name] - before[name] for name in ("requests", "first_tokens", "input_tokens", "output_tokens")}
     tokens = sum(len(post(app, "/tokenize", model="embed", prompt=text).json()["tokens"]) for text in TEXTS)
     assert grown == {"requests": 3.0, "first_tokens": 3.0, "input_tokens": float(tokens), "output_tokens": 0.0}

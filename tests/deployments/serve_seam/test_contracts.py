@@ -127,6 +127,8 @@ def test_contract_llm_server_engine_client() -> None:
         "check_admission",
         "get_num_queued_tokens",
         "notify_kv_transfer_request_rejected",
+        "encode",
+        "get_supported_tasks",
     ):
         assert f"def {name}(" in client, name
 
