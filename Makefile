@@ -42,7 +42,7 @@ test-pure: setup ## Run the pure tests, two at a time
 test-engines: model ## Run the tests that start Ray clusters or engines, one at a time
 	@$(VENV)/python -m pytest -v -m "not ($(PURE)) and not slow"
 
-test-slow: model ## Run the tests that take too long for `make test`: drills, placement, more policies (about 45 minutes)
+test-slow: model ## Run the tests that take too long for `make test`: drills, placement, policies, images, pooling (about 75 minutes)
 	@$(VENV)/python -m pytest -v -m slow
 
 test-thorough: setup ## Run the pure tests with up to forty times as many examples of a property

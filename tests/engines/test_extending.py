@@ -18,7 +18,7 @@ from serve_app.checks.yaml_checks import ConfigError
 from tests.engines.endpoint import forked_yaml
 from tests.engines.test_autoscale import DECODE, PREFILL, QUICK, Seen, load, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 SHORT = TraceRequest(at_s=0.0, input_tokens=100, output_tokens=4)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 @pytest.fixture(scope="module", name="part")
 def _part(tmp_path_factory: pytest.TempPathFactory) -> Part:
-    return emulated_part(300, tmp_path_factory.mktemp("fuzz"), max_bulk_bytes=200_000)
+    return emulated_part(200, tmp_path_factory.mktemp("fuzz"), max_bulk_bytes=200_000)
 
 
 @pytest.fixture(scope="module", name="app")
@@ -30,17 +30,17 @@ def _app(part: Part) -> Iterator[Any]:
         yield running
 
 
-def test_three_hundred_bad_requests_find_no_fault(app: Any, part: Part) -> None:
+def test_two_hundred_bad_requests_find_no_fault(app: Any, part: Part) -> None:
     tally = Tally()
     asyncio.run(fuzz(app, part, 4, tally))
-    # Three hundred requests say nothing about memory.
+    # Two hundred requests say nothing about memory.
     assert [finding for finding in tally.findings.values() if finding.what != "memory"] == []
-    assert tally.requests == 300
-    assert tally.by_status["200"] > 20
-    assert tally.by_status["400"] > 100
-    assert tally.by_status["401"] > 5
+    assert tally.requests == 200
+    assert tally.by_status["200"] > 12
+    assert tally.by_status["400"] > 60
+    assert tally.by_status["401"] > 3
     # A few hundred requests, drawn at random, may leave out a rare route.
-    assert len(set(BODY_ROUTES) - tally.by_route.keys()) <= 2
+    assert len(set(BODY_ROUTES) - tally.by_route.keys()) <= 4
 
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"

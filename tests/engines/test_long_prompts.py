@@ -10,7 +10,7 @@ import requests
 
 from tests.engines.endpoint import WAIT_S, eventually, forked_yaml, replica_processes, samples
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 _LEAST_TOKENS = 1000

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 # first new replicas may serve: replicas that start while it dies are started again by the next one.
 _MOST_RISE_S, _FALL_S, _KILL_S = 120.0, 7.5, 15.0
 # The policies that `make test` runs; `make test-slow` runs the others.
-_OFTEN = {"dopd", "wva", "heteroscale decode_tps"}
+_OFTEN = {"heteroscale decode_tps"}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from autoscale.traces.synthesis import save_trace
 from autoscale.traces.trace import TraceRequest, load_trace
 from tests.engines.endpoint import WAIT_S, forked_yaml
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json"

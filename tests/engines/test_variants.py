@@ -20,7 +20,7 @@ from serve_app.local.cluster import LocalCluster, NodeSpec
 from tests.engines.endpoint import WAIT_S, forked_yaml
 from tests.engines.test_autoscale import load
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 MOST_A100 = 2

@@ -20,6 +20,8 @@ from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+# Configs that `make test` asks vLLM about, for a CPU and for GPUs; `make test-slow` does it with the others.
+_OFTEN = {"cpu_tiny", "h100_llama70b_fp8"}
 COMMANDS = ["validate", "examples", "env", "render", "deploy", "serve", "quickstart", "status", "delete", "bench"]
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # some CI machines ask for it
@@ -158,7 +160,9 @@ def test_render_prints_the_manifest_and_nothing_else(run: Run, path: Path) -> No
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(one, marks=() if one.stem in _OFTEN else pytest.mark.slow, id=one.stem) for one in CONFIGS]
+)
 def test_validate_says_that_a_shipped_config_is_fine(run: Run, path: Path) -> None:
     pytest.importorskip("ray.serve.schema")
     code, out, err = run("validate", path)
