@@ -103,7 +103,7 @@ def test_a_cached_prompt_is_prefilled_locally_and_the_estimate_of_its_cached_tok
 
 def test_kv_moves_over_nixl(app: Any) -> None:
     before = prefill_metrics(app.metrics_url)["nixl_bytes",]
-    app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=9), max_tokens=2)
+    app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=909), max_tokens=2)
     # 4 layers x K and V x 2 heads x 64 x 4 bytes = 4096 bytes a token, whole blocks.
     assert prefill_metrics(app.metrics_url)["nixl_bytes",] - before >= 480 * 4096
 
@@ -155,7 +155,7 @@ def test_echo_repeats_the_prompt_on_the_remote_path_too(app: Any) -> None:
 
 def test_a_list_of_prompts_gives_each_its_own_answer(app: Any) -> None:
     client = app.client()
-    prompts = [prompt_ids(300, seed=21), prompt_ids(260, seed=22), prompt_ids(10, seed=23)]
+    prompts = [prompt_ids(300, seed=921), prompt_ids(260, seed=922), prompt_ids(10, seed=923)]
     before = paths(app)
     together = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0.0)
     assert paths(app) == {"local": before["local"] + 1, "remote": before["remote"] + 2}  # prefill lost none of them
