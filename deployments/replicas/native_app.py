@@ -13,6 +13,7 @@ from starlette.routing import Match
 
 from deployments.replicas.body_bounds import check_bounds, is_beam_search
 from deployments.replicas.generation import RequestTrace
+from deployments.replicas.media_names import with_own_media_names
 from deployments.replicas.openai_layer import failure_frame, refusal_frame, without_internal
 from deployments.vllm_seam.answer_ids import install_seeded_ids
 from deployments.vllm_seam.engine_types import EngineRefusal
@@ -227,7 +228,7 @@ def _fields(request: DecodeRequest) -> dict[str, Any]:
     """The client's fields without those that no client may set, and with the id of a response."""
     if not request.body:
         return {}
-    fields = without_internal(json.loads(request.body.decode()))
+    fields = with_own_media_names(without_internal(json.loads(request.body.decode())))
     return fields if request.response_id is None else {**fields, "request_id": request.response_id}
 
 

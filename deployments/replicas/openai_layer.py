@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 from deployments.replicas.body_bounds import check_bounds
 from deployments.replicas.generation import RequestTrace
+from deployments.replicas.media_names import with_own_media_names
 from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, error_event
 from deployments.vllm_seam.load_report import load_headers
 from deployments.wire.answer_limit import check_answers
@@ -46,7 +47,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
 
     Raises OpenAIError: 400, a field is wrong, and the error names it. VLLMClientError: fields contradict each other.
     """
-    fields = without_internal(body)
+    fields = with_own_media_names(without_internal(body))
     if (ids := chat_prompt_ids(endpoint, body)) is not None:
         fields[TRANSFER_PARAMS] = {PROMPT_IDS: _checked_ids(ids)}
     _check_prompt(endpoint, fields)

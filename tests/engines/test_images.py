@@ -132,6 +132,13 @@ def test_cached_tokens_of_images_are_those_of_prefill(app: Any) -> None:
     assert equal(other, local(app, green, **fields))
 
 
+def test_a_client_cannot_read_or_spoil_an_image_by_its_name(app: Any) -> None:
+    named = [{**picture(colour), "uuid": "mine"} for colour in ("#aa0001", "#0001aa")]
+    answers = [ask(app, one) for one in named]
+    assert not equal(*answers)
+    assert all(equal(answer, local(app, one)) for answer, one in zip(answers, named, strict=True))
+
+
 def test_many_prompts_with_one_new_image_at_a_time_get_the_same_answer(app: Any) -> None:
     """Some are computed on prefill and some on decode, before either engine has the image."""
     new = picture("#123456")

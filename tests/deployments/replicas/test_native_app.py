@@ -111,10 +111,11 @@ async def all_frames(frames: Any) -> list[Frame]:
 
 
 async def test_whole_answer_is_one_frame(ask: Any) -> None:
-    body = json.dumps({"a": 1, "priority": -9, "vllm_xargs": {"kv_transfer_params": {}, "b": 2}}).encode()
+    removed = {"priority": -9, "vllm_xargs": {"kv_transfer_params": {}, "b": 2}, "content_parts": [{"uuid": "mine"}]}
+    body = json.dumps({"a": 1, **removed}).encode()
     (frame,) = await all_frames(ask.frames("/echo?x=1", body, response_id="resp_1"))
     assert json.loads(frame.text) == {
-        "body": {"a": 1, "vllm_xargs": {"b": 2}, "request_id": "resp_1"},
+        "body": {"a": 1, "vllm_xargs": {"b": 2}, "content_parts": [{}], "request_id": "resp_1"},
         "id": "r-1",
         "query": "x=1",
     }

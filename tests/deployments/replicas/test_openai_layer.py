@@ -165,3 +165,9 @@ def test_bytes_that_are_no_tensor_are_the_clients_fault(error: Exception) -> Non
     assert (frame.status, frame.error) == (400, "invalid_request")
     assert json.loads(frame.text)["error"]["param"] == "prompt_embeds"
     assert failure_frame(error, "id", ("model", "prompt")).status == 500
+
+
+def test_the_name_of_an_image_does_not_reach_vllm() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:x"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [{**part, "uuid": "mine"}]}]}
+    assert list(parse_request("chat", body, "id").messages[0]["content"]) == [part]
