@@ -25,6 +25,8 @@ _MODEL = re.compile(
     r"(?:^(?:GPT_OSS_)?MODEL(?:_NAME\w*)? *= *|RemoteOpenAIServer\(\s*)\"([^\"]+)\"",
     re.MULTILINE,
 )
+# The name under which the server of vLLM's Anthropic tests has its model.
+_SERVED_NAME = "claude-3-7-sonnet-latest"
 
 
 def fetched_tests(model: Path) -> list[str]:
@@ -53,7 +55,7 @@ def fetched_tests(model: Path) -> list[str]:
 
 def with_tiny(source: str) -> str:
     """A test's source with ``tiny`` in place of the models that it serves."""
-    for name in sorted(set(_MODEL.findall(source)), key=len, reverse=True):
+    for name in sorted({*_MODEL.findall(source), _SERVED_NAME}, key=len, reverse=True):
         source = source.replace(f'"{name}"', '"tiny"')
     return source
 

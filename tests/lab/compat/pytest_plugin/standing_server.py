@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import huggingface_hub
 import pytest
 
-URL, OUTCOMES, GIVEN = "COMPAT_URL", "COMPAT_OUTCOMES", "COMPAT_GIVEN"
+URL, OUTCOMES, GIVEN, NAMES = "COMPAT_URL", "COMPAT_OUTCOMES", "COMPAT_GIVEN", "COMPAT_NAMES"
 # Arguments without effect on what the tests look at, whatever their value: this machine has its own.
 _INDIFFERENT = frozenset({
     "--dtype", "--max-model-len", "--max_model_len", "--enforce-eager", "--max-num-seqs", "--gpu-memory-utilization",
@@ -143,13 +143,14 @@ if URL in os.environ:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that use no server, and skip those of adapters."""
+    """Leave out tests that use no server or are not wanted, and skip those of adapters."""
+    wanted = json.loads(Path(os.environ[NAMES]).read_text())
     keep: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         uses_server = any(part in name for name in fixtures for part in _SERVERS)
-        (keep if uses_server else others).append(item)
+        (keep if uses_server and (not wanted or item.nodeid in wanted) else others).append(item)
         if uses_server and "lora" in item.name.lower():
             item.add_marker(pytest.mark.skip(reason="needs a LoRA adapter"))
     items[:] = keep
