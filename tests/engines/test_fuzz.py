@@ -13,6 +13,7 @@ from tests.lab.fuzz.requests import bearer
 from tests.lab.fuzz.routes import BODY_ROUTES
 from tests.lab.fuzz.run import fuzz
 from tests.lab.fuzz.verdict import Tally
+from tests.lab.stand.forked_worker import forked
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -26,7 +27,7 @@ def _part(tmp_path_factory: pytest.TempPathFactory) -> Part:
 def _app(part: Part) -> Iterator[Any]:
     from serve_app.sdk import deploy
 
-    with deploy({**part.document, "http_options": {"port": free_ports(1)[0]}}) as running:
+    with deploy(forked({**part.document, "http_options": {"port": free_ports(1)[0]}})) as running:
         yield running
 
 
