@@ -31,8 +31,8 @@ _DERENDER = "tests/entrypoints/scale_out/derender/test_derender.py"
 EXPECTED = {
     f"{_DERENDER}::test_derender_completion_too_many_generate_responses_rejected": "Tandem refuses such a body before "
     "vLLM reads it (400), with a message of its own: it has too many parts",
-    f"{_DERENDER}::test_derender_chat_oversized_logprobs_rejected": "the body is larger than `ingress.max_body_bytes`: 413, "
-    "not 400",
+    f"{_DERENDER}::test_derender_chat_oversized_logprobs_rejected": "the body is larger than "
+    "`ingress.max_body_bytes`: 413, not 400",
 }
 
 Outcomes = Mapping[str, tuple[str, str]]
