@@ -1,5 +1,6 @@
 """The options of a pool that Ray Serve LLM gets."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ def configured(
     host_kind: str | None = None,
     **engine_kwargs: Any,
 ) -> Any:
+    from deployments.config import ServiceConfig
     from deployments.options import llm_config
 
     service: Any = SimpleNamespace(
@@ -31,6 +33,7 @@ def configured(
         router=RouterConfig(),
         autoscale=None if pool.max_replicas is None else SimpleNamespace(report_s=2.5),
     )
+    service.engine_kwargs_of = partial(ServiceConfig.engine_kwargs_of, service)
     return llm_config(service, Role.DECODE, pool, kv_transfer=kv_transfer, host_kind=host_kind)
 
 
