@@ -147,6 +147,7 @@ def test_missing_corpus_is_named_before_anything_starts(tandem: Tandem, installe
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_quickstart_runs_from_the_wheel(tandem: Tandem, tmp_path: Path) -> None:
     assert tandem("examples").returncode == 0
     valid = tandem("validate", "configs/cpu_tiny.yaml")
