@@ -83,7 +83,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_parser": "qwen"}, "engine_kwargs.reasoning_parser: vLLM has no parser 'qwen'; did you mean 'qwen3'?"),
     ({"tool_call_parser": "own", "tool_parser_plugin": "/none.py"}, "vLLM has no parser 'own'"),
     ({"chat_template": "./chat.jinja"}, "./chat.jinja"),
-    ({"hf_overrides": {"architectures": ["LlamaForSequenceClassification"]}}, "the model is a pooling model: set runner: pooling"),
+    (
+        {"hf_overrides": {"architectures": ["LlamaForSequenceClassification"]}},
+        "the model is a pooling model: set runner: pooling",
+    ),
 ]
 
 
