@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tests.lab.compat.schema_shapes import Model
+from tests.lab.compat.schema_shapes import PROMPT_IDS, Model
 
 PROMPT = "{name}: you may reproduce and distribute copies of the work"
 USER = {"role": "user", "content": PROMPT}
@@ -14,7 +14,7 @@ COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6
 RESPONSE: dict[str, Any] = {"model": "tiny", "input": PROMPT, "max_output_tokens": 6, "temperature": 0}
 TOKENS: dict[str, Any] = {
     "model": "tiny",
-    "token_ids": [*range(300, 360)],
+    "token_ids": PROMPT_IDS,
     "sampling_params": {"max_tokens": 6, "temperature": 0},
 }
 GENERATED: dict[str, Any] = {

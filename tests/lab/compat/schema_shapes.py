@@ -5,11 +5,15 @@ The fields come from the models themselves, so a new version of vLLM brings its 
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 from zlib import crc32
 
 from tests.lab.compat.shape import Shape, post
 from tests.lab.compat.values import SHORT, VALUES, WRONG, Fields
+
+# Stands for a prompt of token ids, which the name of a shape makes unique.
+PROMPT_IDS = "{ids}"
 
 Schema = dict[str, Any]
 Body = dict[str, Any]
@@ -68,6 +72,9 @@ def is_determined(body: Body, fields: Collection[str]) -> bool:
 
 def named(base: Any, name: str) -> Any:
     """The body with the name of its shape: no two prompts begin alike, so none finds the KV of another."""
+    if base == PROMPT_IDS:
+        draw = Random(name)
+        return [draw.randrange(300, 360) for _ in range(60)]
     if isinstance(base, str):
         return base.replace("{name}", f"{crc32(name.encode())} {name}")
     if isinstance(base, Mapping):
