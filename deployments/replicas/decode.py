@@ -102,7 +102,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             client.generate = self._adapters.generating(self._generate, note_answer)
         if _GENERATE not in self._tasks:
             client.encode = PoolingRequests(client, self._requests, max_prompt_tokens)
-        self._native = NativeApp(partial(native_app, self), self._tasks)
+        self._native = NativeApp(partial(native_app, self), self._tasks, lambda: bool(client.errored))
         install_seeded_ids()
         self._watch_host(engine_silence_s, engine_sleep)
 

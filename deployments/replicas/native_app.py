@@ -16,7 +16,7 @@ from deployments.replicas.generation import RequestTrace
 from deployments.replicas.media_names import with_own_media_names
 from deployments.replicas.openai_layer import failure_frame, refusal_frame, without_internal
 from deployments.vllm_seam.answer_ids import install_seeded_ids
-from deployments.vllm_seam.engine_types import EngineRefusal
+from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal
 from deployments.vllm_seam.stored_responses import background_work, has_response
 from deployments.wire.messages import BINARY, DecodeRequest, Frame
 from deployments.wire.openai_errors import OpenAIError
@@ -31,13 +31,19 @@ _PASSED_HEADERS = frozenset({b"content-type", b"endpoint-load-metrics", b"metada
 class NativeApp:
     """vLLM's application, built at its first request, since most replicas never need it."""
 
-    def __init__(self, build: Callable[[], Awaitable[Any]], tasks: Collection[str]) -> None:
-        """``build``: makes the ASGI application; ``None``: the engine has none.
+    def __init__(
+        self, build: Callable[[], Awaitable[Any]], tasks: Collection[str], has_died: Callable[[], bool]
+    ) -> None:
+        """Take what makes the application.
 
-        ``tasks``: vLLM's names of what the engine can do.
+        Args:
+            build: makes the ASGI application; ``None``: the engine has none.
+            tasks: vLLM's names of what the engine can do.
+            has_died: whether the engine has died.
         """
         self._build = build
         self._tasks = tasks
+        self._has_died = has_died
         self._app: Any = None
         self._lock = asyncio.Lock()
 
@@ -54,7 +60,7 @@ class NativeApp:
         fields = _fields(request)
         check_bounds(fields)
         trace.beam_search = is_beam_search(fields)
-        exchange = _Exchange(_body(request, fields), trace, request.request_id)
+        exchange = _Exchange(_body(request, fields), trace, request.request_id, self._has_died)
         task = asyncio.create_task(exchange.run(self._app, scope))  # with this request's context
         try:
             while (frame := await exchange.frame()) is not None:
@@ -89,10 +95,11 @@ def unserved(route: str, tasks: Collection[str]) -> OpenAIError:
 class _Exchange:
     """One request at vLLM's application: it takes ASGI messages, and gives frames."""
 
-    def __init__(self, body: bytes, trace: RequestTrace, request_id: str) -> None:
+    def __init__(self, body: bytes, trace: RequestTrace, request_id: str, has_died: Callable[[], bool]) -> None:
         self._body = body
         self._trace = trace
         self._request_id = request_id
+        self._has_died = has_died
         self._is_read = False  # whether vLLM has the body
         self._has_left = asyncio.Event()  # set once the client no longer waits
         # One place: vLLM waits while the client reads, as its own server's answers do.
@@ -110,7 +117,7 @@ class _Exchange:
             if self._is_stream:
                 await self._put(Frame("", ends=True))
         except Exception as error:  # vLLM's streams raise what ends them, once their headers are sent
-            await self._fail(failure_frame(self._trace.error or _cause(error), self._request_id, ()))
+            await self._fail(failure_frame(self._engines_error() or _cause(error), self._request_id, ()))
         finally:
             await self._put(None)
 
@@ -172,14 +179,20 @@ class _Exchange:
         await self._put(Frame(text, *drained, status=self._status, route=route, headers=self._headers, ends=True))
 
     def _failure(self, error: dict[str, Any]) -> Frame:
-        """The frame of vLLM's error; the trace may have its cause, which is not the request's fault."""
-        if self._trace.error is not None:
-            return failure_frame(self._trace.error, self._request_id, ())
+        """The frame of vLLM's error, or of its cause if that is not the request's fault."""
+        if (cause := self._engines_error()) is not None:
+            return failure_frame(cause, self._request_id, ())
         status = self._status if self._status >= 400 else _status_of(error.get("code"))
         refusal = EngineRefusal(
             status=status, message=str(error.get("message") or "vLLM gives no reason"), parameter=error.get("param")
         )
         return refusal_frame(refusal, ())
+
+    def _engines_error(self) -> Exception | None:
+        """What the engine raised; ``None``: nothing. vLLM refuses a request early if its engine has died."""
+        if self._trace.error is None and self._has_died():
+            return EngineDeadError()
+        return self._trace.error
 
     async def _fail(self, frame: Frame) -> None:
         await self._put(frame)

@@ -95,7 +95,8 @@ def _ask() -> Callable[..., Any]:
     async def build() -> Any:
         return app
 
-    native = NativeApp(build, TASKS)
+    died = [False]
+    native = NativeApp(build, TASKS, lambda: died[0])
 
     def ask(path: str, body: bytes = b"{}", **fields: Any) -> Any:
         request = DecodeRequest(
@@ -103,7 +104,7 @@ def _ask() -> Callable[..., Any]:
         )
         return native.frames(request, trace)
 
-    return SimpleNamespace(frames=ask, trace=trace, log=log, native=native, app=app)  # type: ignore[return-value]
+    return SimpleNamespace(frames=ask, trace=trace, log=log, died=died, native=native, app=app)  # type: ignore[return-value]
 
 
 async def all_frames(frames: Any) -> list[Frame]:
@@ -180,6 +181,13 @@ async def test_dead_engine_is_the_cause(ask: Any) -> None:
         assert (await all_frames(ask.frames(path)))[-1].error == "engine_dead"
 
 
+async def test_a_request_that_comes_after_the_engine_has_died_may_go_to_another_one(ask: Any) -> None:
+    """vLLM answers such a request with 500 before it reaches the engine, so no call of the engine has failed."""
+    ask.died[0] = True
+    for path in ("/broken", "/refused"):
+        assert (await all_frames(ask.frames(path)))[-1].error == "engine_dead"
+
+
 async def test_bytes_arrive_unchanged(ask: Any) -> None:
     (frame,) = await all_frames(ask.frames("/bytes"))
     assert frame.content() == bytes(range(256))
@@ -206,7 +214,7 @@ async def test_emulated_engine_says_what_it_answers() -> None:
 
     request = DecodeRequest(endpoint="x", body=b"", request_id="r", id_seed="s", arrived_at_s=0.0, path="/tokenize")
     with pytest.raises(OpenAIError, match="emulated engine answers /v1/chat/completions"):
-        await all_frames(NativeApp(build, TASKS).frames(request, RequestTrace()))
+        await all_frames(NativeApp(build, TASKS, lambda: False).frames(request, RequestTrace()))
 
 
 async def test_a_replica_that_stops_waits_for_responses_in_the_background(ask: Any) -> None:
