@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deployments.wire.openai_errors import OpenAIError
 
 # Fields with a conversation: that of chats and Anthropic messages, and that of responses. Texts of ``input`` are none.
-_CONVERSATIONS = ("messages", "input")
+CONVERSATIONS = ("messages", "input")
 _MOST_MESSAGES = 10_000  # most messages of a body, also of several conversations
 _MOST_PARTS = 10_000  # most content parts of all messages
 _MOST_ITEMS = {"tools": 1000, "documents": 1000}  # of other lists. vLLM itself bounds stop and bad_words.
@@ -33,7 +33,7 @@ class _BeamSearch(BaseModel):
 
 def check_bounds(fields: Mapping[str, Any]) -> None:
     """Raises OpenAIError: 400, a field of a body is beyond a bound. Values of a wrong type pass: vLLM refuses them."""
-    for name in _CONVERSATIONS:
+    for name in CONVERSATIONS:
         messages = list(_messages(fields.get(name)))
         _check_count(name, "messages", len(messages), _MOST_MESSAGES)
         contents = (message.get("content") for message in messages)

@@ -7,10 +7,11 @@ would read that image, and a false name would give other clients the KV of a wro
 import hashlib
 from typing import Any
 
+from deployments.replicas.body_bounds import CONVERSATIONS
 from deployments.wire.openai_errors import OpenAIError
 
 # Fields with messages or parts of messages, in any of vLLM's APIs.
-_PLACES = ("messages", "input", "content_parts")
+_PLACES = (*CONVERSATIONS, "content_parts")
 
 
 def with_own_media_names(fields: dict[str, Any]) -> dict[str, Any]:

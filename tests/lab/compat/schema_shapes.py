@@ -40,13 +40,14 @@ class Model:
 
 def schema_shapes(model: Model) -> Iterator[Shape]:
     """The shapes of every field of a model, in the order of its fields."""
-    for field, part in model.schema["properties"].items():
+    fields = model.schema["properties"]
+    for field, part in fields.items():
         for kind, change in _changes(model, field, part):
             streamed = (False, True) if model.streams and kind.startswith("right") else (False,)
             for is_streamed in streamed:
                 name = f"{model.name} {field} {kind}{' streamed' if is_streamed else ''}"
                 body = named(model.base, name) | ({"stream": True} if is_streamed else {}) | change
-                yield post(name, model.route, body, is_determined=is_determined(body, model.schema["properties"]))
+                yield post(name, model.route, body, is_determined=is_determined(body, fields))
         body = {key: value for key, value in named(model.base, f"{model.name} {field}").items() if key != field}
         body |= SHORT.get(field, {})
         if field in model.base:
@@ -54,7 +55,7 @@ def schema_shapes(model: Model) -> Iterator[Shape]:
                 f"{model.name} {field} missing",
                 model.route,
                 body,
-                is_determined=is_determined(body, model.schema["properties"]),
+                is_determined=is_determined(body, fields),
             )
 
 
