@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.lab.compat.compare import LOGPROB_TOLERANCE, Difference, differences
+from tests.lab.compat.compare import LOGPROB_TOLERANCE, Difference, _holds_in_order, differences
 from tests.lab.compat.expected import Expected, rule_of
 from tests.lab.compat.normal import Normal
 from tests.lab.compat.shape import bare
@@ -79,3 +79,10 @@ def test_an_answer_that_waited_for_a_time_out_is_slow() -> None:
     slow = Normal(status=200, headers={}, body="x", frames={}, seconds=30.1)
     assert [each.kind for each in differences(answer("x"), slow)] == ["slow"]
     assert differences(slow, answer("x")) == []
+
+
+def test_one_list_may_lack_pieces_of_the_other_and_none_may_differ() -> None:
+    assert _holds_in_order(["a", "c"], ["a", "b", "c"]) and _holds_in_order(["a", "b", "c"], ["a", "c"])
+    assert not _holds_in_order(["c", "a"], ["a", "b", "c"])
+    assert not _holds_in_order(["a", "x"], ["a", "b", "c"])
+    assert not _holds_in_order([], ["a"])

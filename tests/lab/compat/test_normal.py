@@ -74,3 +74,15 @@ def test_the_address_of_a_server_and_the_hash_of_its_engine_are_left_out() -> No
     text = '{"system_fingerprint": "vllm-0.29.0-0123abcd", "at": "http://127.0.0.1:8000/v1"}'
     expected = {"system_fingerprint": "vllm-0.29.0", "at": "<server>/v1"}
     assert normal(Answer(digest="", status=200, text=text)).body == expected
+
+
+def test_a_token_without_text_has_no_logprobs_in_a_stream() -> None:
+    piece = {"logprobs": {"content": [{"token": "", "logprob": -1.0}, {"token": "a", "logprob": -2.0}]}}
+    assert joined([("", piece)]) == [{"logprobs": {"content": [{"token": "a", "logprob": -2.0}]}}]
+
+
+def test_a_piece_that_ends_its_choice_may_have_text() -> None:
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with_text = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
+    middle = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
+    assert frames([("", last)]) == frames([("", with_text)]) != frames([("", middle)])
